@@ -1,0 +1,1 @@
+"""EXL3 trellis weights: decoding, the cache codec, the quantiser and whole-model conversion."""
