@@ -1,0 +1,1 @@
+"""DFlash2: a block drafter that reads the target's layer states (spec/dflash2.md)."""
