@@ -107,7 +107,9 @@ class Fields:
         """A list of `count` words, each mapped through `meaning`."""
         value = self.data.get(key)
         if not isinstance(value, list) or len(value) != count:
-            raise self.refuse(key, f"a list of {count} names, one per layer, is needed")
+            have = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
+            need = f"{count} names are needed, one per layer (num_hidden_layers)"
+            raise CheckpointError(f"config.json: {self.path(key)} is {have}; {need}")
         result = []
         for i, word in enumerate(value):
             if not isinstance(word, str) or word not in meaning:

@@ -364,7 +364,9 @@ def _vision(outer: Fields, hidden: int) -> VisionConfig | None:
         block_norm_eps=eps,
     )
     if config.hidden_size % (4 * config.num_heads):
-        raise vision.refuse("num_heads", f"hidden_size={config.hidden_size} over heads over 4")
+        raise vision.refuse(
+            "num_heads", f"it must cut hidden_size={config.hidden_size} into multiples of 4"
+        )
     tower = (
         config.depth,
         config.hidden_size,

@@ -1,7 +1,7 @@
 """Names of the model's tensors in every spelling a checkpoint may use. Pure logic on names.
 
-Source: spec/glm5_next.md sections 3.1 (original), 3.3 (library-saved), 3.4 and spec/exl3.md 4.5, 4.7
-(EXL3 packs). Spellings are recognised per item from the names present, because packs mix them;
+Source: spec/glm5_next.md sections 3.1 (original), 3.3 (library-saved), 3.4, and spec/exl3.md 4.5,
+4.7 (EXL3 packs). Spellings are recognised per item from the names present, because packs mix them;
 where an item is absent the original spelling is returned, so that the "missing" message names it.
 
 Two kinds of names: a *module* ("...q_proj") is read as a linear layer, its tensors being
