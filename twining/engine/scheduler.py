@@ -1,0 +1,168 @@
+"""What the next engine step does: a pure function from snapshots to a plan.
+
+Source: design.md "Steps and scheduling" and P5; spec/performance.md 4.5; spec/api.md section 11.
+A step is homogeneous: prefill chunks, or one verify of every decoding sequence, never both. Nothing
+here touches a cache or a clock, and nothing the plan contains can change a token: chunk sizes and
+the company of a row are invisible to the arithmetic (P1, P2).
+
+Guarantees, each with a property test:
+
+Fairness.  Let r = decode_share / (1 - decode_share). While sequences decode, a prefill step that
+  took t seconds is followed by at least r * t seconds of verify steps before the next prefill step
+  runs. So over any span in which somebody decodes, running chats get at least `decode_share` of the
+  engine's time, and thus of their own token rate, up to the overshoot of one prefill step. Decode
+  time beyond that is not saved up as credit. Prefill is not starved either: each verify step works
+  the debt off.
+Progress.  Every prefill step advances the sequence that arrived first among those that prefill;
+  every verify step advances all decoding sequences.
+Order.  Admission is by (priority, arrival); a request that does not fit yet is never overtaken by a
+  later one of the same or a worse priority, so large requests are not starved by small ones.
+No deadlock.  A request is admitted only when pages for its worst case are free, so an admitted
+  sequence never waits for pages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from twining.config import PREFILL_BLOCK, ScheduleConfig
+
+
+class Phase(StrEnum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class StepKind(StrEnum):
+    """What a step runs."""
+
+    IDLE = "idle"
+    PREFILL = "prefill"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """One request as the scheduler sees it.
+
+    order: arrival number, unique. priority: lower first. num_pages: pages of the worst case,
+    counted at admission. prompt_left: prompt tokens not yet in the caches. waited_s: time in the
+    queue so far.
+    """
+
+    id: str
+    order: int
+    phase: Phase
+    priority: int = 0
+    prompt_left: int = 0
+    num_pages: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerState:
+    """All requests, the free pages and slots, and the time that prefill owes to decoding
+    sequences.
+    """
+
+    sequences: tuple[SequenceView, ...]
+    free_pages: int
+    free_slots: int
+    decode_debt_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prefill the next `num_tokens` prompt tokens of sequence `id`."""
+
+    id: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """expired: waited too long, to be refused. admitted: open these first, in this order. Then one
+    step.
+    """
+
+    kind: StepKind
+    expired: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    verify: tuple[str, ...] = ()
+
+
+def schedule(state: SchedulerState, config: ScheduleConfig) -> StepPlan:
+    """Plan the next step. IDLE only if nothing prefills, decodes, or can be admitted."""
+    expired = tuple(
+        s.id
+        for s in state.sequences
+        if s.phase is Phase.WAITING and s.waited_s > config.queue_timeout_s
+    )
+    admitted = admit(state, expired)
+    names = tuple(s.id for s in admitted)
+    running = (s for s in state.sequences if s.phase is Phase.PREFILL)
+    prefilling = sorted([*running, *admitted], key=lambda s: s.order)
+    decoding = tuple(s.id for s in state.sequences if s.phase is Phase.DECODE)
+    if prefilling and not (decoding and state.decode_debt_s > 0):
+        limit = config.prefill_tokens_with_decodes if decoding else config.max_batched_tokens
+        chunks = plan_chunks(prefilling, min(limit, config.max_batched_tokens))
+        return StepPlan(kind=StepKind.PREFILL, expired=expired, admitted=names, chunks=chunks)
+    kind = StepKind.VERIFY if decoding else StepKind.IDLE
+    return StepPlan(kind=kind, expired=expired, admitted=names, verify=decoding)
+
+
+def admit(state: SchedulerState, expired: Sequence[str]) -> list[SequenceView]:
+    """Waiting requests that get a slot and their worst-case pages now, in order of admission."""
+    dropped = set(expired)
+    waiting = [s for s in state.sequences if s.phase is Phase.WAITING and s.id not in dropped]
+    pages, slots = state.free_pages, state.free_slots
+    chosen: list[SequenceView] = []
+    for seq in sorted(waiting, key=lambda s: (s.priority, s.order)):
+        if slots == 0 or seq.num_pages > pages:
+            break
+        chosen.append(seq)
+        slots -= 1
+        pages -= seq.num_pages
+    return chosen
+
+
+def plan_chunks(prefilling: Sequence[SequenceView], limit: int) -> tuple[Chunk, ...]:
+    """Divide `limit` prompt tokens (a positive multiple of 64) over the sequences.
+
+    The first 64-token block belongs to the oldest sequence (`prefilling` comes by arrival); the
+    rest goes by (priority, arrival). Every chunk but the last of a prompt is whole blocks, and a
+    partial block costs a whole one, as it does in the arithmetic.
+    """
+    left = limit // PREFILL_BLOCK
+    grant = {prefilling[0].id: 1}
+    left -= 1
+    for seq in sorted(prefilling, key=lambda s: (s.priority, s.order)):
+        wanted = -(-seq.prompt_left // PREFILL_BLOCK) - grant.get(seq.id, 0)
+        given = min(wanted, left)
+        grant[seq.id] = grant.get(seq.id, 0) + given
+        left -= given
+    return tuple(
+        Chunk(s.id, min(s.prompt_left, grant[s.id] * PREFILL_BLOCK))
+        for s in prefilling
+        if grant[s.id]
+    )
+
+
+def update_debt(
+    debt_s: float, kind: StepKind, took_s: float, *, decode_share: float, decoding: bool
+) -> float:
+    """The time prefill owes after a step of `took_s` seconds; `decoding`: sequences were decoding
+    in it.
+
+    A prefill step during decodes adds r * took_s, a verify step pays its time back, and with nobody
+    decoding there is no one to owe to.
+    """
+    if not decoding:
+        return 0.0
+    if kind is StepKind.PREFILL:
+        return debt_s + took_s * decode_share / (1.0 - decode_share)
+    return max(0.0, debt_s - took_s)
