@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from twining.engine.request import Request, SamplingParams
-from twining.engine.sampler import LogitsError, TokenHistory
+from twining.engine.sampler import LogitsError, TokenHistory, gumbel_noise
 from twining.engine.verify import accept
 
 VOCAB = 7
@@ -145,3 +145,27 @@ def test_rows_and_drafts_must_fit():
     request = make_request((1,))
     with pytest.raises(ValueError, match="2 drafts need 3 rows"):
         accept(torch.zeros(2, VOCAB), [1, 2], request, TokenHistory([1]))
+
+
+def test_no_stop_token_before_min_tokens():
+    for seed in range(20):
+        free = make_request((seed,), sampling={"seed": seed}, stop_ids=(0, 1, 2, 3, 4))
+        bound = make_request(
+            (seed,), sampling={"seed": seed}, stop_ids=(0, 1, 2, 3, 4), min_tokens=4
+        )
+        stream, finish, _ = run_plain(bound, 30)
+        assert all(token in (5, 6) for token in stream[:4])
+        assert finish == "stop" and len(stream) >= 5
+        assert len(run_plain(free, 30)[0]) <= len(stream)
+
+
+def test_noise_uses_the_absolute_position():
+    flat = torch.zeros(1, 500)
+    params = SamplingParams(seed=77)
+    for prompt in ([1], [1, 2, 3]):
+        history = TokenHistory(prompt)
+        for position in range(len(prompt), 12):
+            request = make_request(prompt, sampling={"seed": 77})
+            token = accept(flat, [], request, history).token_ids[0]
+            assert token == int(gumbel_noise(params.seed, position, np.arange(500)).argmax())
+            history.extend([token])
