@@ -103,6 +103,18 @@ class Fields:
             raise self.refuse(key, f"whole numbers in {low}..{high} are needed")
         return tuple(items)
 
+    def numbers(
+        self, key: str, count: int, *, low: float = 0.0, default: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """A list of `count` finite numbers of at least `low`; the default when absent or null."""
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, list) or len(value) != count:
+            raise self.refuse(key, f"a list of {count} numbers is needed")
+        inner = Fields({f"{key}[{i}]": v for i, v in enumerate(value)}, self.where)
+        return tuple(inner.number(name, low=low) for name in inner.data)
+
     def words(self, key: str, meaning: Mapping[str, str], count: int) -> tuple[str, ...]:
         """A list of `count` words, each mapped through `meaning`."""
         value = self.data.get(key)

@@ -152,14 +152,18 @@ def architecture_of(config: Mapping[str, object]) -> str:
 
 def load_config(folder: Path) -> dict[str, Any]:
     """Read folder/config.json. Raises CheckpointError when absent, too large or not an object."""
-    path = folder / "config.json"
+    return load_json(folder / "config.json")
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of at most 16 MiB from a model folder. Raises CheckpointError."""
     try:
         size = path.stat().st_size
-        if size > _MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes is too large for a config; check the file")
+        if size > _MAX_CONFIG_BYTES or not path.is_file():
+            raise CheckpointError(f"{path}: not a file of at most 16 MiB; check the folder")
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: no config.json; point to a model folder") from None
+        raise CheckpointError(f"{path.parent}: no {path.name}; point to a model folder") from None
     except OSError as err:
         raise CheckpointError(f"{path}: {err.strerror}; check the folder's permissions") from None
     except (ValueError, RecursionError):
