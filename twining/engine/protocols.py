@@ -1,0 +1,35 @@
+"""What the engine needs of a model and of its caches, and nothing more.
+
+models/glm5_next and cache/pool satisfy these; tests use small fakes. Letters: R rows, H hidden,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from twining.cache.pages import PageAllocator
+
+if TYPE_CHECKING:
+    from twining.cache.pool import SequenceState
+    from twining.models.glm5_next import TrunkRows
+
+
+class Pool(Protocol):
+    """Slots and pages of all sequences."""
+
+    pages: PageAllocator
+
+    def open(self) -> "SequenceState | None": ...
+    def close(self, state: "SequenceState") -> None: ...
+    def reserve(self, state: "SequenceState", num_tokens: int) -> bool: ...
+
+
+class Trunk(Protocol):
+    """The text model; every method is row-invariant (design.md P1)."""
+
+    def prefill(self, state: "SequenceState", ids: Sequence[int]) -> "TrunkRows": ...
+    def verify(self, batch: Sequence[tuple["SequenceState", Sequence[int]]]) -> "TrunkRows": ...
+    def commit(self, state: "SequenceState", num_rows: int) -> None: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...

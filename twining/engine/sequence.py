@@ -1,0 +1,110 @@
+"""One request inside the engine: its tokens, its place in the caches, and its clock readings.
+
+`tokens` is prompt plus everything sampled. Between steps the last sampled token, the anchor, is not
+yet in the caches: a decoding sequence has len(tokens) == state.length + 1 (spec/dflash2.md I).
+Times are seconds of the engine's monotonic clock.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from twining.config import PAGE_SIZE
+from twining.engine.request import Request, Timings
+from twining.engine.sampler import TokenHistory
+from twining.engine.scheduler import Phase, SequenceView
+
+if TYPE_CHECKING:
+    from twining.cache.pool import SequenceState
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """Everything the engine knows about one open request.
+
+    request.max_tokens is already clamped to the context. order: arrival number. prompt_done: prompt
+    tokens in the caches. carried_logits [V]: what the last row of a prompt chunk says about the
+    next chunk's first token; kept only for prompt_logprobs.
+    """
+
+    request: Request
+    order: int
+    arrived_s: float
+    history: TokenHistory
+    tokens: list[int]
+    phase: Phase = Phase.WAITING
+    state: "SequenceState | None" = None
+    prompt_done: int = 0
+    carried_logits: Tensor | None = None
+    admitted_s: float = 0.0
+    prefilled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    draft_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of the worst case; the last sampled token never enters the caches."""
+        return self.num_prompt + max(self.request.max_tokens, 1) - 1
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the worst case."""
+        return -(-self.num_positions // PAGE_SIZE)
+
+    def num_draft(self, limit: int) -> int:
+        """Drafts for the next verify: at most `limit`, the request's own, and what may still come.
+
+        One token always comes from the target itself, so drafts beyond remaining - 1 are in vain;
+        that also keeps every verify row inside the context and inside the reserved pages.
+        """
+        remaining = self.request.max_tokens - len(self.history.generated)
+        asked = self.request.num_draft_tokens
+        return max(0, min(limit, limit if asked < 0 else asked, remaining - 1))
+
+    def view(self, now_s: float) -> SequenceView:
+        """What the scheduler sees."""
+        return SequenceView(
+            id=self.request.id,
+            order=self.order,
+            phase=self.phase,
+            priority=self.request.priority,
+            prompt_left=self.num_prompt - self.prompt_done,
+            num_pages=self.num_pages,
+            waited_s=now_s - self.arrived_s if self.phase is Phase.WAITING else 0.0,
+        )
+
+    def note_tokens(self, now_s: float) -> None:
+        """Read the clock for tokens sampled just now."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+
+    def timings(self, now_s: float) -> Timings:
+        """Readings at the end of the request; what was never reached is 0."""
+        if self.phase is Phase.WAITING:
+            return Timings(queue_s=now_s - self.arrived_s)
+        prefilled_s = now_s if self.prefilled_s is None else self.prefilled_s
+        first_s, last_s = self.first_token_s, self.last_token_s
+        return Timings(
+            queue_s=self.admitted_s - self.arrived_s,
+            prefill_s=prefilled_s - self.admitted_s,
+            ttft_s=0.0 if first_s is None else first_s - self.arrived_s,
+            decode_s=0.0 if last_s is None else last_s - prefilled_s,
+            draft_steps=self.draft_steps,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
+        )
