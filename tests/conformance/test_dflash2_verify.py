@@ -20,7 +20,7 @@ from twining.engine.request import Request, SamplingParams
 from twining.engine.sampler import TokenHistory
 from twining.engine.verify import accept
 
-CLOSE = {"rtol": 0, "atol": 1e-12}
+CLOSE = {"rtol": 0, "atol": 1e-7}
 
 
 @pytest.fixture
