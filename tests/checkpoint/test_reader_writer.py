@@ -169,3 +169,12 @@ def test_index_total_size(tmp_path):
         "a": "model-00001-of-00002.safetensors",
         "b": "model-00002-of-00002.safetensors",
     }
+
+
+def test_every_tensor_starts_at_a_multiple_of_its_element(tmp_path):
+    """Readers that map the file need aligned data; odd counts of narrow types come first here."""
+    tensors = {"u8": torch.ones(3, dtype=torch.uint8), "f64": torch.ones(3, dtype=torch.float64)}
+    tensors |= {"f16": torch.ones(5, dtype=torch.float16), "f32": torch.ones(1)}
+    write_safetensors(tmp_path, tensors)
+    for name, info in open_folder(tmp_path).tensors.items():
+        assert info.start % tensors[name].element_size() == 0, name

@@ -6,7 +6,7 @@ the text model, T prompt tokens. Patches come in merge-block order: 4 consecutiv
 2 x 2 block and become one token.
 
 Each frame (a picture, or one temporal patch of a video) runs through the tower alone. Attention
-never crosses frames, so nothing is lost, and an embedding depends on its own frame only (design P1).
+never crosses frames, so nothing is lost, and an embedding depends on its own frame only (P1).
 """
 
 from collections.abc import Sequence
@@ -191,7 +191,7 @@ class _Loader:
         layer = read_linear(self.ckpt, f"{self.prefix}{name}", out, inp)
         if bias and layer.bias is None:
             raise CheckpointError(
-                f"{self.prefix}{name}.bias is missing; incomplete download, or another model's tower"
+                f"{self.prefix}{name}.bias is missing; incomplete download, or of another model"
             )
         return layer
 
