@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoints: bodies, preparation, replies, streams."""
