@@ -47,6 +47,10 @@ class FakePool:
         self.pages = PageAllocator(num_pages)
         self.slots = list(range(max_seqs))
 
+    @property
+    def num_free_slots(self) -> int:
+        return len(self.slots)
+
     def open(self) -> FakeState | None:
         return FakeState(self.slots.pop()) if self.slots else None
 
@@ -77,10 +81,9 @@ def hidden_of(digest: int) -> list[float]:
 class FakeModel:
     """nan_after: a token id; every row whose own token is this id has NaN logits."""
 
-    def __init__(self, nan_after: int = -1, fail_prefill_of: int = -1, leaky: bool = False) -> None:
+    def __init__(self, nan_after: int = -1, fail_prefill_of: int = -1) -> None:
         self.nan_after = nan_after
         self.fail_prefill_of = fail_prefill_of
-        self.leaky = leaky  # breaks row invariance on purpose
         self.num_verifies = 0
 
     def prefill(self, state: FakeState, ids) -> Rows:
@@ -103,10 +106,7 @@ class FakeModel:
             assert state.length + len(ids) <= len(state.pages) * PAGE_SIZE
             state.window = list(ids)
             rows.append(self._rows(state, ids).hidden)
-        hidden = torch.cat(rows)
-        if self.leaky and len(hidden) > 1:
-            hidden[0, 0] += 1.0
-        return Rows(hidden)
+        return Rows(torch.cat(rows))
 
     def commit(self, state: FakeState, num_rows: int) -> None:
         assert state.is_open and state.window and 1 <= num_rows <= len(state.window)

@@ -169,6 +169,16 @@ def test_context_is_filled_to_the_last_position(size):
     assert len(ids_of(deltas)) == MAX_SEQ_LEN - size
 
 
+@pytest.mark.parametrize("size", [1, 100, 255, 256])
+def test_reserved_pages_are_enough_to_the_last_row(size):
+    """The worst case fills its last page exactly; one draft too many would leave it."""
+    rng = random.Random(size)
+    req = request(ids=prompt(rng, size), max_tokens=513 - size)
+    engine = make_engine(drafter=FakeDrafter(0, oracle_for([req]), 0.9), num_draft=7)
+    engine.submit(req)
+    check_against_reference(run(engine)["a"], req)
+
+
 def test_prefill_only():
     engine = make_engine()
     engine.submit(request(ids=range(40), max_tokens=0, prompt_logprobs=2))
