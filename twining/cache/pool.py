@@ -1,0 +1,202 @@
+"""All cache planes of one model on one device, and the sequences that live in them.
+
+Source: design.md P3, P4. A sequence owns a slot (planes of fixed size) and pages (planes that grow
+with its length), and everything is addressed by logical position: position p is at row p % 256 of
+page pages[p // 256]. Opening a slot resets its planes; pages are not cleared, because nothing above
+a sequence's length is ever visible.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from twining.cache.index import KEY_DTYPES, IndexPlane
+from twining.cache.latent import LatentPlane
+from twining.cache.pages import PageAllocator
+from twining.cache.recurrent import RecurrentPlane
+from twining.checkpoint.hf_config import Glm5NextConfig
+from twining.config import PAGE_SIZE, LatentFormat
+from twining.errors import ConfigError
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One open sequence. length: committed tokens; pages: its page table, in order of position.
+
+    num_window: rows of the last verify, until one is committed. num_pending: accepted rows of the
+    last verify that the KDA base does not contain yet.
+    """
+
+    pool: "CachePool"
+    slot: int
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+    num_window: int = 0
+    num_pending: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into the pages held."""
+        return len(self.pages) * PAGE_SIZE
+
+
+class CachePool:
+    """Planes for max_seqs sequences and num_pages shared pages.
+
+    Layers are numbered within a plane: `latent` has the MLA layers in order and then the MTP block;
+    `index` has the layers with an indexer of their own, and then the MTP block.
+    """
+
+    def __init__(
+        self,
+        config: Glm5NextConfig,
+        *,
+        num_pages: int,
+        max_seqs: int,
+        max_draft: int,
+        latent_format: LatentFormat = "fp32",
+        index_format: str = "fp32",
+        has_mtp: bool = False,
+    ) -> None:
+        """Raises ConfigError for sizes or formats that cannot be honoured."""
+        if num_pages < 1 or max_seqs < 1 or max_draft < 0:
+            raise ConfigError(
+                f"cache of {num_pages} pages, {max_seqs} sequences, {max_draft} drafts: the first"
+                " two must be at least 1 and the last not negative"
+            )
+        if max_draft > 15:
+            raise ConfigError(f"max_draft={max_draft} does not fit a verify tile of 16 rows")
+        if index_format not in KEY_DTYPES:
+            raise ConfigError(f"index_format={index_format!r} is unknown; use fp32 or fp16")
+        mtp = int(has_mtp)
+        full = sum(config.indexer_types[i] == "full" for i in config.mla_layers)
+        self.window = max_draft + 1
+        self.pages = PageAllocator(num_pages)
+        self.latent = LatentPlane(
+            len(config.mla_layers) + mtp, num_pages, config.kv_lora_rank, latent_format
+        )
+        self.index = IndexPlane(
+            full + mtp,
+            num_pages,
+            max_seqs,
+            pool=config.index_pool,
+            dim=config.index_head_dim,
+            window=self.window,
+            dtype=KEY_DTYPES[index_format],
+        )
+        self.recurrent = RecurrentPlane(
+            max_seqs,
+            len(config.kda_layers),
+            heads=config.kda_heads,
+            dim=config.kda_head_dim,
+            kernel=config.conv_kernel,
+            window=self.window,
+        )
+        self.num_index_layers = full  # of the trunk
+        self._free_slots = list(range(max_seqs - 1, -1, -1))
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def open(self) -> SequenceState | None:
+        """An empty sequence, or None when every slot is taken."""
+        if not self._free_slots:
+            return None
+        slot = self._free_slots.pop()
+        self.recurrent.reset(slot)
+        self.index.reset(slot)
+        return SequenceState(self, slot)
+
+    def close(self, state: SequenceState) -> None:
+        """Give the slot and the pages back. The state must not be used afterwards."""
+        if state.slot < 0:
+            raise ValueError("CachePool.close: this sequence is closed already")
+        self.pages.release(state.pages)
+        self._free_slots.append(state.slot)
+        state.pages, state.slot = [], -1
+
+    def reserve(self, state: SequenceState, num_tokens: int) -> bool:
+        """Hold pages for num_tokens tokens in total; False (and no change) if too few are free."""
+        missing = -(-num_tokens // PAGE_SIZE) - len(state.pages)
+        if missing <= 0:
+            return True
+        fresh = self.pages.alloc(missing)
+        if fresh is None:
+            return False
+        state.pages += fresh
+        return True
+
+    def settle(self, state: SequenceState) -> None:
+        """Replay pending rows, so that the KDA base is the state after `length` tokens."""
+        if state.num_pending:
+            self.recurrent.replay(state.slot, state.num_pending)
+            state.num_pending = 0
+
+    def rows(self, state: SequenceState, start: int, stop: int) -> Tensor:
+        """Storage rows of positions start … stop - 1."""
+        positions = torch.arange(start, stop)
+        table = torch.tensor(state.pages, dtype=torch.int64)
+        return table[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+    def snapshot(self, state: SequenceState) -> dict[str, Tensor]:
+        """Settle, then copy the planes of fixed size, by plane name."""
+        self.settle(state)
+        return {
+            "kda_state": self.recurrent.base[state.slot].clone(),
+            "kda_conv": self.recurrent.conv[state.slot].clone(),
+            "index_tail": self.index.raw[state.slot].clone(),
+        }
+
+    def restore(
+        self,
+        state: SequenceState,
+        planes: dict[str, Tensor],
+        *,
+        length: int,
+        pages: Sequence[int],
+    ) -> None:
+        """Make a fresh sequence the one that was snapshotted at `length`.
+
+        pages: page table covering `length` tokens; the caller's hold on them passes to the state.
+        Raises ValueError when a plane is missing or the state is in use: nothing is changed then.
+        """
+        names = ("kda_state", "kda_conv", "index_tail")
+        missing = [name for name in names if name not in planes]
+        if missing or state.length or state.pages or len(pages) * PAGE_SIZE < length:
+            raise ValueError(
+                f"CachePool.restore: missing planes {missing}, state of {state.length} tokens,"
+                f" {len(pages)} pages for {length} tokens"
+            )
+        self.recurrent.base[state.slot].copy_(planes["kda_state"])
+        self.recurrent.conv[state.slot].copy_(planes["kda_conv"])
+        self.index.raw[state.slot].copy_(planes["index_tail"])
+        state.length, state.pages = length, list(pages)
+
+    def export_pages(self, state: SequenceState) -> dict[str, Tensor]:
+        """Copies of the paged planes up to the sequence's length (for preemption)."""
+        num = -(-state.length // PAGE_SIZE)
+        planes = self.latent.export_rows(self.rows(state, 0, num * PAGE_SIZE))
+        table = torch.tensor(state.pages[:num], dtype=torch.int64)
+        planes["index_keys"] = self.index.keys.index_select(1, table)
+        return planes
+
+    def import_pages(self, state: SequenceState, planes: dict[str, Tensor]) -> None:
+        """Write exported pages to the pages that the sequence holds now."""
+        num = planes["index_keys"].shape[1]
+        if num > len(state.pages):
+            raise ValueError(f"CachePool.import_pages: {num} pages for {len(state.pages)} held")
+        self.latent.import_rows(self.rows(state, 0, num * PAGE_SIZE), planes)
+        table = torch.tensor(state.pages[:num], dtype=torch.int64)
+        self.index.keys.index_copy_(1, table, planes["index_keys"])
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of each plane."""
+        return {
+            "latent": self.latent.nbytes,
+            "index_keys": self.index.nbytes_paged,
+            "index_slots": self.index.nbytes_slots,
+            "kda": self.recurrent.nbytes,
+        }

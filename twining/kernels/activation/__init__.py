@@ -1,0 +1,1 @@
+"""Elementwise functions that treat every row alike."""

@@ -1,0 +1,1 @@
+"""Kimi delta attention: gates, recurrence, chunked form."""

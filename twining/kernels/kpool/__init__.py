@@ -1,0 +1,1 @@
+"""The pooled indexer: pool keys, scores, selection."""

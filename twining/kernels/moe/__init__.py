@@ -1,0 +1,1 @@
+"""Expert routing and expert MLPs."""

@@ -1,0 +1,1 @@
+"""RMSNorm, LayerNorm and L2 normalisation over the last dimension."""

@@ -1,0 +1,1 @@
+"""Linear layers over fixed blocks of rows."""

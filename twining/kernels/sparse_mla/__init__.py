@@ -1,0 +1,1 @@
+"""Absorbed multi-head latent attention over a selected set of positions."""
