@@ -49,7 +49,7 @@ def parse_json(text: str | bytes) -> object:
 def dump_json(value: object) -> str:
     """JSON text of plain Python values. Raises ValueError on other types or deep nesting."""
     pieces: list[str] = []
-    _write(value, pieces, MAX_DEPTH + 1)
+    _write(value, pieces, MAX_DEPTH)
     return "".join(pieces)
 
 
@@ -75,7 +75,7 @@ def _refuse_constant(name: str) -> object:
 
 def _is_deeper(value: object, limit: int) -> bool:
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         inner: list[object] = []
         for item in level:
             if isinstance(item, dict):

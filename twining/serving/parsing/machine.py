@@ -5,9 +5,6 @@ Letters of states are the spec's. "Redo" feeds the same marker to the new state;
 progress. States inside a value (V, P, Q, Z, X, X2) live in values.py.
 """
 
-from enum import Enum
-
-from twining.serving.json_text import parse_json
 from twining.serving.parsing.events import (
     End,
     Event,
@@ -24,25 +21,9 @@ from twining.serving.parsing.names import (
     is_forbidden,
     is_plain_name,
 )
+from twining.serving.parsing.states import CALL_STATES, State
 from twining.serving.parsing.transcript import Piece, Transcript
 from twining.serving.parsing.values import ValueReader, ValueStep
-
-
-class State(Enum):
-    """Where the parser is; VALUE stands for all states inside an argument value."""
-
-    REASONING = "R"
-    CONTENT = "C"
-    NAME = "N"
-    NAME_CALL = "N2"  # a declared name, then CALL_OPEN where KEY_OPEN belongs
-    JSON = "J"
-    KEY = "K"
-    AFTER_KEY = "A"
-    BETWEEN = "B"
-    VALUE = "V"
-
-
-CALL_STATES = frozenset({State.KEY, State.AFTER_KEY, State.BETWEEN, State.VALUE})
 
 
 class OutputParser:
@@ -112,23 +93,10 @@ class OutputParser:
         """The whole output, after `finish`. unclosed_reasoning "content": a thought that was never
         closed becomes the answer (only for replies that are not streamed)."""
         assert self._end is not None, "message needs finish first"
-        calls, reasoning, content = self._out.calls, self._out.reasoning, self._out.content
-        is_named = self._options.is_named
-        is_open = self._end == "eos" and not self._has_left_reasoning and not calls
-        if is_open and unclosed_reasoning == "content":
-            reasoning, content, is_open = None, reasoning, False
-        return ParsedMessage(
-            reasoning_content=reasoning,
-            content=content,
-            tool_calls=calls,
-            finish_reason=(
-                "length"
-                if self._end == "length"
-                else "tool_calls"
-                if calls and not is_named
-                else "stop"
-            ),
-            reasoning_only=is_open,
+        return self._out.message(
+            is_cut=self._end == "length",
+            has_left_reasoning=self._has_left_reasoning,
+            unclosed_reasoning=unclosed_reasoning,
         )
 
     # Text: each step returns what it did not consume.
@@ -404,7 +372,7 @@ class OutputParser:
 
     def _decide_json(self, body: list[Piece]) -> None:
         """J has ended: a complete call if the body is one, else text."""
-        found = self._json_call("".join(text for text, _ in body).strip())
+        found = self._table.json_call("".join(text for text, _ in body))
         if found is None:
             self._abort()
             return
@@ -412,21 +380,6 @@ class OutputParser:
         tokens = tuple(token for _, tokens in pieces for token in tokens)
         self._out.write_whole_call(*found, ("", tokens))
         self._after_call()
-
-    def _json_call(self, body: str) -> tuple[str, dict[str, object]] | None:
-        name, brace, rest = body.partition("{")
-        name = name.strip().removesuffix(">").rstrip()
-        try:
-            value = parse_json(brace + rest)
-            if not name and isinstance(value, dict):
-                found = value.get("name")
-                name = found if isinstance(found, str) else ""
-                value = value.get("arguments", value.get("parameters"))
-                if isinstance(value, str):
-                    value = parse_json(value)
-        except ValueError:
-            return None
-        return (name, value) if name in self._table and isinstance(value, dict) else None
 
     def _finish_turn(self) -> None:
         """The model ended its turn by itself: what is open counts as closed (spec 8.6)."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
+from twining.serving.json_text import parse_json
 from twining.serving.parsing.schema import declared_arguments
 
 MAX_NAME = 256  # characters
@@ -53,6 +54,22 @@ class ToolTable:
         words = text.split()
         is_bad = len(words) > 2 or (len(words) == 2 and words[0] not in self)
         return NameStep.ABORT if is_bad else NameStep.WAIT
+
+    def json_call(self, body: str) -> tuple[str, dict[str, object]] | None:
+        """(name, arguments) of a call written as JSON, `name {...}` or an envelope; else None."""
+        name, brace, rest = body.strip().partition("{")
+        name = name.strip().removesuffix(">").rstrip()
+        try:
+            value = parse_json(brace + rest)
+            if not name and isinstance(value, dict):
+                found = value.get("name")
+                name = found if isinstance(found, str) else ""
+                value = value.get("arguments", value.get("parameters"))
+                if isinstance(value, str):
+                    value = parse_json(value)
+        except ValueError:
+            return None
+        return (name, value) if name in self and isinstance(value, dict) else None
 
     def split_key(self, text: str) -> tuple[str, str] | None:
         """(name, key) of a name and key run together; None if no declared name starts `text`.

@@ -14,6 +14,7 @@ from twining.serving.parsing.events import (
     CallOpened,
     ContentText,
     Event,
+    ParsedMessage,
     ParserOptions,
     ReasoningText,
     Tokens,
@@ -67,13 +68,22 @@ class Transcript:
         events, self._events = self._events, []
         return events
 
-    @property
-    def reasoning(self) -> str | None:
-        return "".join(self._reasoning) or None
-
-    @property
-    def content(self) -> str | None:
-        return "".join(self._content) or None
+    def message(
+        self, *, is_cut: bool, has_left_reasoning: bool, unclosed_reasoning: str
+    ) -> ParsedMessage:
+        """The whole output (spec 8.6); is_cut: the length limit ended it."""
+        reasoning, content = "".join(self._reasoning) or None, "".join(self._content) or None
+        reasoning_only = not (is_cut or has_left_reasoning or self.calls)
+        if reasoning_only and unclosed_reasoning == "content":
+            reasoning, content, reasoning_only = None, reasoning, False
+        is_tool_turn = bool(self.calls) and not self._options.is_named
+        return ParsedMessage(
+            reasoning_content=reasoning,
+            content=content,
+            tool_calls=self.calls,
+            finish_reason="length" if is_cut else "tool_calls" if is_tool_turn else "stop",
+            reasoning_only=reasoning_only,
+        )
 
     def add_reasoning(self, piece: Piece) -> None:
         """Verbatim, but nothing is sent before the first visible character."""
