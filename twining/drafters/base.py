@@ -13,7 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from twining.drafters.base import DraftItem
 
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 MAX_CHAIN: Final = 64  # earlier occurrences looked at per query
 MAX_MATCH: Final = 64  # tokens; longer matches count as equal, so the most recent one wins

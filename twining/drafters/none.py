@@ -7,7 +7,7 @@ from twining.drafters.base import DraftItem
 
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 
 class NoDrafter:

@@ -31,7 +31,7 @@ from twining.errors import ConfigError
 
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 
 def check_ring_fits(config: DFlash2Config) -> int:
