@@ -88,11 +88,11 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 def _read_raw_header(path: Path) -> tuple[bytes, int]:
     """The header's bytes and the size of the file."""
     try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path.name}: not a regular file; remove it from the folder")
-            size = status.st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise CheckpointError(f"{path.name}: not a regular file; remove it from the folder")
+        size = status.st_size
+        with open(path, "rb") as file:
             head = file.read(8)
             if len(head) < 8:
                 raise _damaged(path, f"{size} bytes is too short for a safetensors file")
