@@ -16,7 +16,7 @@ from twining.engine.sequence import Sequence
 from twining.engine.verify import Accepted, accept
 
 if TYPE_CHECKING:
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 LOGPROB_ROWS = 64  # rows of prompt logits held at once; a whole chunk's [R, V] would be large
 

@@ -38,7 +38,7 @@ from twining.engine.verify import Accepted, accept
 from twining.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 log = logging.getLogger(__name__)
 

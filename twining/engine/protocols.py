@@ -13,7 +13,7 @@ from twining.cache.pages import PageAllocator
 
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
-    from twining.models.glm5_next import TrunkRows
+    from twining.models.glm5_next.model import TrunkRows
 
 
 class Pool(Protocol):
