@@ -103,7 +103,7 @@ class Glm5Next:
             has_mtp=self.has_mtp,
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()  # callers may change the result in place
     def embed(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Embedding rows, float32 [..., H]. Raises ValueError for an id outside the vocabulary."""
         index = torch.as_tensor(ids, dtype=torch.int64)
@@ -114,7 +114,7 @@ class Glm5Next:
             )
         return F.embedding(index, self.embedding)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # callers may change the result in place
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Float32 [R, V]; a row's bits do not depend on the other rows."""
         R = len(hidden_RH)
