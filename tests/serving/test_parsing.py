@@ -170,8 +170,8 @@ def test_tokens_are_attributed_once_and_exactly(tokenizer, seed):
             mine = [i for i, c in enumerate(parser.channels) if c == channel]
             assert mine == sorted({t for e in events if isinstance(e, kind) for t in e.tokens})
             data = b"".join(tokenizer.token_bytes(ids[i]) for i in mine).decode(errors="replace")
-            # a token may carry white space that was held and dropped after its visible part
-            assert re.sub(r"\s", "", data).startswith(re.sub(r"\s", "", text or "")[:40]), where
+            # white space apart: a token's blank tail may have been held and dropped
+            assert re.sub(r"\s", "", data) == re.sub(r"\s", "", text or ""), where
 
 
 def test_token_channels(tokenizer):
