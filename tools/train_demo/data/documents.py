@@ -213,7 +213,9 @@ class Haystacks:
         density = rng.choice((40, 60, 100, 100, 160))
         facts = retrieval.draw_facts(rng, Split.TRAIN, max(2, num_asked, tokens // density))
         encoded = self._assembler.encoder.encode_many([" " + f.sentence for f in facts])
-        left = tokens - sum(map(len, encoded)) - 60 * num_asked - 40
+        # A question with its answer takes about 36 tokens, with reasoning 62; the head takes 20.
+        per_turn = 36 if effort == "low" else 62
+        left = tokens - sum(map(len, encoded)) - per_turn * num_asked - 20
         fillers: list[list[int]] = []
         while left > 0:
             piece = rng.choice(self._pool)
