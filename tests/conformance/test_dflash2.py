@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.drafters.dflash2_tools import (
     Rows,
@@ -11,8 +11,12 @@ from tests.drafters.dflash2_tools import (
     block_hidden,
     draft_one,
     extend,
+    golden_checkpoint,
     golden_drafter,
 )
+from twining.checkpoint.dflash2_config import parse_dflash2
+from twining.checkpoint.reader import Checkpoint
+from twining.drafters.dflash2.load import load_dflash2
 from twining.drafters.dflash2.model import (
     block_forward,
     context_kv,
@@ -25,6 +29,8 @@ from twining.drafters.dflash2.model import (
     rope_tables,
     selector_walk,
 )
+from twining.exl3.codec import MARKERS, Codebook
+from twining.exl3.linear import Exl3Tensor
 
 HIDDEN = {"rtol": 0, "atol": 2e-4}
 FEATURES = {"rtol": 0, "atol": 5e-5}
@@ -192,3 +198,29 @@ def test_drawn_walk_has_the_selector_law(golden, tmp_path):
     scores = pair_scores(weights, gate, previous, candidates, unary)
     q = (scores / want["sample_temperature"]).softmax(-1)
     torch.testing.assert_close(q, want["sample_q"], rtol=0, atol=2e-4)
+
+
+def test_quantised_linears_are_read_per_tensor(golden, tmp_path):
+    """fc as an EXL3 set, everything else plain: the dense weight of the stored codes is used."""
+    ckpt, _ = golden_checkpoint(golden, tmp_path)
+    tensors = {name: ckpt.read(name) for name in ckpt.tensors if name != "fc.weight"}
+    generator = torch.Generator().manual_seed(3)
+    packed = {
+        "trellis": torch.randint(
+            -(2**15), 2**15, (24, 8, 48), generator=generator, dtype=torch.int16
+        ),
+        "suh": torch.rand(384, generator=generator).half(),
+        "svh": torch.rand(128, generator=generator).half(),
+        "mcg": torch.tensor(MARKERS[Codebook.MCG] - 2**32, dtype=torch.int32),
+    }
+    tensors |= {f"fc.{name}": value for name, value in packed.items()}
+    # A projection that a pack pads to 128 rows.
+    name = "candidate_selector.hidden_projection.weight"
+    plain = tensors[name]
+    tensors[name] = F.pad(plain, (0, 0, 0, 128 - len(plain))).half()
+    save_file(tensors, tmp_path / "model.safetensors")
+    ckpt = Checkpoint.open(tmp_path)
+    weights = load_dflash2(ckpt, parse_dflash2(ckpt.config))
+    want = Exl3Tensor(packed["trellis"], packed["suh"], packed["svh"], Codebook.MCG).dense()
+    assert torch.equal(weights.fc, want)
+    assert torch.equal(weights.selector, plain.half().float())
