@@ -302,6 +302,92 @@ def test_run_together_prefers_a_declared_argument():
         assert call.name == want
 
 
+def value_of(text, key="text"):
+    """The value of one argument of a call of `save` whose value text is given, then closed."""
+    whole = f"<tool_call>save<arg_key>{key}</arg_key><arg_value>{text}"
+    (call,) = by_text([whole], "eos", "content").tool_calls
+    return json.loads(call.arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        # one quoted opening mark pays for one quoted closing mark, and no more
+        ("<tool_call>a</tool_call>b</arg_value></tool_call>", "<tool_call>a</tool_call>b"),
+        ("<tool_call></tool_call>b</arg_value><arg_key>n</arg_key><arg_value>1", None),
+        ("<tool_call>a</arg_value></tool_call>b", "<tool_call>a</arg_value></tool_call>b"),
+        ("a</arg_value> <think>b", "a</arg_value> <think>b"),
+        ("a<arg_key>" + "k" * 128, "a<arg_key>" + "k" * 128),
+        ("a<arg_key>path</arg_key> b", "a<arg_key>path</arg_key> b"),
+        ("a<arg_key>text</arg_key><arg_value>b", "a<arg_key>text</arg_key><arg_value>b"),
+        ("a<arg_key>ghost</arg_key><arg_value>b", "a<arg_key>ghost</arg_key><arg_value>b"),
+    ],
+)
+def test_markers_as_data_inside_a_value(text, want):
+    got = value_of(text)
+    if want is None:
+        assert got == {"text": "<tool_call></tool_call>b", "n": 1}
+    else:
+        assert got == {"text": want}
+
+
+def test_long_key_guess_becomes_data_at_once():
+    parser = TextParser(options(), start="content")
+    parser.feed("<tool_call>save<arg_key>text</arg_key><arg_value>a<arg_key>")
+    for _ in range(129):
+        parser.feed("k")
+    (call,) = result(parser, "length").tool_calls
+    assert call.arguments == '{"text": "a<arg_key>' + "k" * 129
+
+
+@pytest.mark.parametrize(
+    "name", ["now path more", "y" * 257, "a b", 'a"', "a<", "now>x", "now}", "a\x00", "ghost{"]
+)
+def test_impossible_names_are_text_at_once(name):
+    parser = TextParser(options(), start="content")
+    events = parser.feed("<tool_call>" + name + " ")
+    sent = "".join(e.text for e in events if isinstance(e, ContentText))
+    # a final "<" may still begin a marker
+    assert sent == "<tool_call>" + name
+    assert parser.feed("</arg_key>") == [ContentText(" </arg_key>")]
+
+
+def test_second_name_with_inner_blank_is_another_call():
+    message = by_text(["<tool_call>now<tool_call>a b</arg_key>"], "eos", "content")
+    assert [call.name for call in message.tool_calls] == ["now"]
+    assert message.content == "<tool_call>a b</arg_key>"
+
+
+def test_stray_call_close():
+    call = "<tool_call>now</tool_call>"
+    for text, want in [
+        ("a</tool_call>b", "a</tool_call>b"),
+        (call + "</tool_call>b", "b"),
+        (call + "<tool_call>a b</tool_call>c</tool_call>d", "<tool_call>a b</tool_call>cd"),
+    ]:
+        assert by_text([text], "eos", "content").content == want
+
+
+def test_token_holding_parts_of_two_characters():
+    """b"\xc3", b"\xa9\xc3", b"\xa8": the middle token belongs to both characters, named once."""
+
+    class Fake:
+        def __init__(self, real):
+            self.markers, self.hidden_ids = real.markers, frozenset()
+
+        def token_bytes(self, token_id):
+            return [b"\xc3", b"\xa9\xc3", b"\xa8"][token_id]
+
+    parser = TokenParser(Fake(Tokenizer(description())), start="content")
+    assert parser.feed_token(0) == []
+    assert parser.feed_token(1) == [ContentText("é", (0, 1))]
+    assert parser.feed_token(2) == [ContentText("è", (2,))]
+    parser = TokenParser(Fake(Tokenizer(description())), start="reasoning")
+    parser._machine.feed_marker(Marker.THINK_CLOSE)
+    parser.feed([0, 1])
+    assert parser.channels == ["content", "content"]
+
+
 def test_big_integers_keep_their_digits():
     digits = "9" * 5000
     text = f"<tool_call>save<arg_key>n</arg_key><arg_value>{digits}</arg_value></tool_call>"

@@ -42,6 +42,7 @@ def test_marker_inside_the_bpe_vocabulary_is_still_not_text(ignore_merges):
     added = {t["content"]: t["id"] for t in data["added_tokens"]}
     data["model"]["vocab"] |= added
     data["model"]["ignore_merges"] = ignore_merges
+    data["pre_tokenizer"]["use_regex"] = False  # else the pre-tokenizer cuts the marker anyway
     tokenizer = Tokenizer(data)
     for text in added:
         assert added[text] not in tokenizer.encode_text(text)

@@ -77,7 +77,7 @@ def _number(text: str, types: frozenset[str]) -> int | float | BigInteger | None
 
 def _types(schema: object, root: Mapping[str, Any], steps: int, seen: set[int]) -> set[str]:
     # `seen` keeps the walk linear: unions of mutual references would otherwise grow exponentially.
-    if not isinstance(schema, Mapping) or False:
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return set()
     seen.add(id(schema))
     given = schema.get("type")
