@@ -26,7 +26,7 @@ from twining.checkpoint.reader import Checkpoint
 from twining.drafters.base import DraftItem
 from twining.drafters.dflash2.drafter import DFlash2Drafter
 from twining.drafters.dflash2.load import load_dflash2
-from twining.drafters.dflash2.model import rope_tables, scale_logits
+from twining.drafters.dflash2.model import grouped_conv, rope_tables, scale_logits
 from twining.errors import CheckpointError, ConfigError
 
 CONFIG = {
@@ -192,6 +192,36 @@ def test_gap_is_never_read():
     drafter.open(fresh)
     extend(drafter, fresh, taps, 40, 60)
     assert torch.equal(block_hidden(drafter, state, 3, 5), block_hidden(drafter, fresh, 3, 5))
+
+
+def test_rows_above_the_length_are_not_read():
+    """After a rewind of the target the drafter must not see rows of the abandoned future."""
+    drafter = make(seed=12)
+    taps = random_taps(13, 60)
+    state, fresh = State(0), State(1)
+    for one, end in ((state, 60), (fresh, 50)):
+        drafter.open(one)
+        extend(drafter, one, taps, 0, end)
+    state.length = 50
+    assert torch.equal(block_hidden(drafter, state, 3, 5), block_hidden(drafter, fresh, 3, 5))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_convolution_matches_its_formula(taps, rows):
+    torch.manual_seed(taps * 10 + rows)
+    N, groups, width = 3, 5, 4
+    x = torch.randn(N, rows, groups * width)
+    kernels, base = torch.randn(N, rows, taps, groups), torch.randn(taps, groups * width)
+    got = grouped_conv(x, kernels, base)
+    for n in range(N):
+        for t in range(rows):
+            for c in range(groups * width):
+                want = sum(
+                    (base[j, c] + kernels[n, t, j, c // width]) * x[n, t - j, c]
+                    for j in range(min(taps, t + 1))
+                )
+                assert abs(float(got[n, t, c] - want)) < 1e-4
 
 
 def test_short_block_is_another_computation_only_without_causality():
