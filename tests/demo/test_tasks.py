@@ -86,6 +86,10 @@ def test_arithmetic_steps_are_right():
             head, tens = arithmetic.add_steps(a, b).split(". tens: ")
             written = int(head.split("write ")[1][0])
             assert int(tens.split(" = ")[1].split(".")[0]) * 10 + written == a + b
+            head, tens = arithmetic.sub_steps(a, b).split(". tens: ")
+            ones = int(head.split(" = ")[1].split(",")[0])
+            assert 0 <= ones < 10
+            assert int(tens.split(" = ")[1].split(".")[0]) * 10 + ones == abs(a - b)
 
 
 @pytest.mark.parametrize("split", list(Split))
