@@ -76,10 +76,11 @@ def find_key(headers: Headers) -> str | None:
 
 
 def key_matches(given: str, keys: Iterable[str]) -> bool:
-    """Compare with every key in constant time."""
+    """Compare the bytes that were sent with every key, in constant time."""
+    sent = given.encode("latin-1")  # how header bytes were decoded
     matched = False
     for key in keys:
-        matched |= hmac.compare_digest(given.encode(), key.encode())
+        matched |= hmac.compare_digest(sent, key.encode())
     return matched
 
 
