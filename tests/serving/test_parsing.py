@@ -331,6 +331,15 @@ def test_markers_as_data_inside_a_value(text, want):
         assert got == {"text": want}
 
 
+def test_quoted_closing_mark_lowers_the_depth():
+    """After a quoted pair the real closing marks end the call at once, not at the turn's end."""
+    text = "<tool_call>save<arg_key>text</arg_key><arg_value><tool_call>a</tool_call>b"
+    message = by_text([text + "</arg_value></tool_call>c"], "eos", "content")
+    (call,) = message.tool_calls
+    assert json.loads(call.arguments) == {"text": "<tool_call>a</tool_call>b"}
+    assert message.content == "c"
+
+
 def test_long_key_guess_becomes_data_at_once():
     parser = TextParser(options(), start="content")
     parser.feed("<tool_call>save<arg_key>text</arg_key><arg_value>a<arg_key>")
