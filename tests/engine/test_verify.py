@@ -130,8 +130,11 @@ def test_only_reached_rows_are_looked_at():
     wrong = (token + 1) % VOCAB
     assert accept(rows, [wrong], request, TokenHistory([1])).token_ids == [token]
     history = TokenHistory([1])
+    out = accept(rows, [token], request, history)  # the good token stands, one row is committed
+    assert (out.token_ids, out.num_accepted, out.finish_reason) == ([token], 0, None)
+    assert history.generated == []
     with pytest.raises(LogitsError):
-        accept(rows, [token], request, history)
+        accept(rows[1:], [], request, history)
     assert history.generated == []
 
 

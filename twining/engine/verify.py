@@ -19,6 +19,7 @@ from torch import Tensor
 
 from twining.engine.request import FinishReason, Request, TokenLogprob
 from twining.engine.sampler import (
+    LogitsError,
     TokenHistory,
     check_logits,
     process_logits,
@@ -78,9 +79,10 @@ def accept(
 
     logits [k+1, V] float32; drafts: k ids that were in the pass after the anchor; history: prompt
     and every token generated so far, anchor included. history is unchanged on return; the caller
-    extends it by the emitted tokens. Only rows that are reached are looked at, so a NaN in a later
-    row ends the request no earlier than one-by-one decoding would.
-    Raises ValueError if rows and drafts do not fit, LogitsError as `next_token`.
+    extends it by the emitted tokens. Only rows that are reached are looked at, and a bad row after
+    the first ends the walk: what came before is emitted, as one-by-one decoding would have done.
+    Raises ValueError if rows and drafts do not fit, LogitsError as `next_token` for
+    the first row.
     """
     if logits.ndim != 2 or len(logits) != len(drafts) + 1:
         raise ValueError(
@@ -94,7 +96,12 @@ def accept(
     stop_id = -1
     try:
         for i, row in enumerate(rows):
-            token = next_token(row, request, history)
+            try:
+                token = next_token(row, request, history)
+            except LogitsError:
+                if i == 0:
+                    raise
+                break  # the tokens before it stand, as without drafts; the next pass fails alone
             if request.logprobs >= 0:
                 logprobs.append(token_logprob(row, token, request.logprobs))
             history.extend((token,))
