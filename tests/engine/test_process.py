@@ -230,6 +230,20 @@ def test_close_drains(drain_s):
     asyncio.run(run())
 
 
+def test_close_twice_at_once_and_again():
+    async def run():
+        engine = client()
+        await engine.start()
+        pending = asyncio.create_task(collect(engine.submit(request("a", 0, 10**6))))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(engine.close(0.2), engine.close(0.0))
+        assert (await pending)[-1].code == "shutting_down"
+        await engine.close()
+        assert engine.state is EngineState.STOPPED
+
+    asyncio.run(run())
+
+
 def test_child_ignores_terminal_signals_and_dies_with_its_parent(tmp_path):
     script = f"""
     import asyncio, sys

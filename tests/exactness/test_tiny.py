@@ -15,6 +15,7 @@ from tests.exactness.tools import (
     run,
     write_random_drafter,
 )
+from twining.engine.offline import Result
 from twining.engine.request import Request, SamplingParams
 
 MAX_SEQ_LEN = 512
@@ -165,6 +166,66 @@ def test_cancelled_neighbours_leave_no_trace(bench, alone):
                 deltas += engine.step()
             ids = [i for d in deltas for i in d.token_ids]
             assert ids == alone[request.id].token_ids
+
+
+def poison(pool, slots) -> None:
+    """NaN into everything that a running sequence of these slots, or a free page, could hold."""
+    pool.latent._values[:, : pool.latent.zero_row] = float("nan")
+    pool.index.keys.fill_(float("nan"))
+    recurrent = pool.recurrent
+    for plane in (
+        pool.index.raw,
+        pool.index.candidates,
+        recurrent.base,
+        recurrent.conv,
+        recurrent.log_k,
+        recurrent.log_v,
+        recurrent.log_decay,
+        recurrent.log_beta,
+    ):
+        plane[slots] = float("nan")
+
+
+def test_nothing_is_read_before_it_is_written(bench, alone):
+    """Caches full of NaN at the start: a sequence sees only what it wrote."""
+    engine = bench.engine("mtp", 3, max_seqs=4)
+    poison(engine._pool, slice(None))
+    assert_equal_runs(alone, run(engine, make_requests()[::2]), "poisoned caches")
+
+
+def test_a_sequence_gone_wrong_hurts_nobody(bench, alone):
+    """One slot turns to NaN while four run: it ends with an error, the others and the next do
+    not.
+    """
+    requests = make_requests()
+    victim = Request(
+        id="victim", prompt_ids=[3, 4, 5], max_tokens=50, sampling=SamplingParams(seed=1)
+    )
+    engine = bench.engine("ngram", 3, max_seqs=4)
+    engine.submit(victim)
+    engine.step()
+    engine.step()
+    state = engine._sequences["victim"].state
+    engine._pool.settle(state)
+    engine._pool.recurrent.base[state.slot] = float("nan")
+    results = {r.id: Result(request_id=r.id) for r in [victim, *requests]}
+    for request in requests[:9]:
+        engine.submit(request)
+    while engine.has_work:
+        for delta in engine.step():
+            results[delta.request_id].add(delta)
+        engine.audit()
+    assert results["victim"].code == "internal_error"
+    assert_equal_runs(alone, {r.id: results[r.id] for r in requests[:9]}, "beside NaN")
+
+
+@pytest.mark.parametrize("latent_format", ["bf16", "q8", "q4"])
+def test_smaller_latents_are_exact_among_themselves(bench, latent_format):
+    requests = make_requests()[1::3]
+    want = run(bench.engine(latent_format=latent_format), requests)
+    known = {tuple(r.prompt_ids): want[r.id].token_ids for r in requests}
+    engine = bench.engine(ReplayDrafter(known, 7, 1), 7, max_seqs=4, latent_format=latent_format)
+    assert_equal_runs(want, run(engine, requests), latent_format)
 
 
 def test_the_whole_context_is_usable(bench):

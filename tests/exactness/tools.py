@@ -47,6 +47,7 @@ class Bench:
         *,
         max_seqs: int = 1,
         num_pages: int = 0,
+        latent_format: str = "fp32",
         **schedule: float,
     ) -> Engine:
         limits = ScheduleConfig(max_seqs=max_seqs, queue_timeout_s=1e9, **schedule)
@@ -61,7 +62,9 @@ class Bench:
                 config, self.model, max_seqs=max_seqs, max_chunk=limits.max_batched_tokens
             )
         pages = num_pages or -(-self.max_seq_len // 256) * max_seqs
-        pool = self.model.make_pool(num_pages=pages, max_seqs=max_seqs, max_draft=num_draft)
+        pool = self.model.make_pool(
+            num_pages=pages, max_seqs=max_seqs, max_draft=num_draft, latent_format=latent_format
+        )
         return Engine(
             self.model,
             drafter,

@@ -151,7 +151,8 @@ class EngineClient:
         """Refuse new requests, let open ones finish for up to drain_timeout_s, then end the
         process.
         """
-        if self._supervisor is None:
+        supervisor = self._supervisor
+        if supervisor is None:
             self.state = EngineState.STOPPED
             return
         draining = self.state is EngineState.READY
@@ -162,8 +163,8 @@ class EngineClient:
         self._end_streams("shutting_down", "the server is shutting down")
         self._send(Shutdown())
         await self._reap(STOP_GRACE_S if draining else 0.0)
-        self._supervisor.cancel()
-        await asyncio.wait({self._supervisor})
+        supervisor.cancel()
+        await asyncio.wait({supervisor})
         self._supervisor = None
         self.state = EngineState.STOPPED
 
