@@ -37,6 +37,7 @@ class Script:
     stop_id: int = -1  # appended as the stop token; -1: ends by length
     delay_s: float = 0.0  # between bursts
     queued_s: float = 0.0  # before admission
+    prefill_s: float = 0.0  # between admission and the first token
     error: tuple[str, str] | None = None
     error_after: int = -1  # tokens before the error; -1: before admission
 
@@ -92,6 +93,7 @@ class FakeEngine:
             prompt_done=len(request.prompt_ids),
             prompt_logprobs=self._prompt_logprobs(request),
         )
+        await asyncio.sleep(script.prefill_s)
         ids = script.ids + ([script.stop_id] if script.stop_id >= 0 else [])
         ids = ids[: request.max_tokens]
         sent = 0

@@ -20,6 +20,8 @@ from twining.serving.output import ChoiceOutput, Piece
 
 log = logging.getLogger(__name__)
 
+NewsKind = Literal["admitted", "progress", "pieces", "finished"]
+
 FINAL_WAIT_S = 0.25  # for the engine's own timings after a reply was cut by a stop string
 
 
@@ -42,12 +44,18 @@ class Choice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
     """kind "admitted": prefill begins. "progress": prompt_done tokens are in. "pieces": text.
-    "finished": the choice is complete."""
+    "finished": the choice is complete.
+
+    num_ids and reasoning_tokens: counts at this moment, of tokens that no stop string can cut off;
+    the choice itself may already be further on when its news is read.
+    """
 
     choice: Choice
-    kind: Literal["admitted", "progress", "pieces", "finished"]
+    kind: NewsKind
     pieces: list[Piece]
     prompt_done: int = 0
+    num_ids: int = 0
+    reasoning_tokens: int = 0
 
 
 class Generation:
@@ -133,20 +141,37 @@ class Generation:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
         self._record(choice, output.finish_reason)
-        self._queue.put_nowait(News(choice=choice, kind="finished", pieces=[]))
+        self._tell(choice, "finished")
 
     def _pass_on(self, choice: Choice, delta: Delta) -> None:
         if delta.kind == "admitted":
-            self._queue.put_nowait(News(choice=choice, kind="admitted", pieces=[]))
+            self._tell(choice, "admitted")
         elif delta.kind == "progress":
-            done = delta.prompt_done
-            self._queue.put_nowait(
-                News(choice=choice, kind="progress", pieces=[], prompt_done=done)
-            )
+            self._tell(choice, "progress", prompt_done=delta.prompt_done)
         else:
             pieces = choice.output.push(delta)
             if pieces or delta.token_ids:
-                self._queue.put_nowait(News(choice=choice, kind="pieces", pieces=pieces))
+                self._tell(choice, "pieces", pieces)
+
+    def _tell(
+        self,
+        choice: Choice,
+        kind: NewsKind,
+        pieces: list[Piece] | None = None,
+        *,
+        prompt_done: int = 0,
+    ) -> None:
+        output = choice.output
+        self._queue.put_nowait(
+            News(
+                choice=choice,
+                kind=kind,
+                pieces=pieces or [],
+                prompt_done=prompt_done,
+                num_ids=output.num_certain_ids,
+                reasoning_tokens=min(output.reasoning_tokens, output.num_certain_ids),
+            )
+        )
 
     def _record(self, choice: Choice, reason: str) -> None:
         output = choice.output

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from twining.engine.request import Timings, TokenLogprob
 from twining.errors import RequestError
-from twining.serving.access import request_id_of
 from twining.serving.context import ServerContext
 from twining.serving.generation import Choice, Generation, News
 from twining.serving.http_errors import error_object
@@ -32,11 +31,11 @@ class ChatEndpoint(Endpoint):
 
     async def whole(self, request: Request, prepared: Prepared, generation: Generation) -> Response:
         """The reply object once every choice has ended."""
-        async for _ in generation.news():
-            pass
         body = prepared.body
         assert isinstance(body, ChatBody)
-        shape = _Shape(self.context, prepared, generation, request_id_of(request))
+        shape = _Shape(self.context, prepared, generation)
+        async for item in generation.news():
+            shape.latest[item.choice.index] = item
         reply: dict[str, Any] = {
             "id": shape.id,
             "object": "chat.completion",
@@ -63,7 +62,7 @@ class ChatEndpoint(Endpoint):
         news: AsyncIterator[News],
     ) -> AsyncGenerator[bytes, None]:
         """Encoded events in the order of spec 6.2."""
-        shape = _Shape(self.context, prepared, generation, request_id_of(request))
+        shape = _Shape(self.context, prepared, generation)
         try:
             async for item in news:
                 for chunk in shape.chunks(item):
@@ -147,13 +146,13 @@ class _Shape:
     context: ServerContext
     prepared: Prepared
     generation: Generation
-    request_id: str
     id: str = ""
     created: int = field(default_factory=now)
     progress_at: float = -1e9
     sent_ids: dict[int, int] = field(default_factory=dict)
     has_sent_prompt: bool = False
     admitted: set[int] = field(default_factory=set)
+    latest: dict[int, News] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.id = self.id or reply_id("chatcmpl-", self.prepared.body)
@@ -169,13 +168,12 @@ class _Shape:
         return options is not None and options.include_usage
 
     def usage(self) -> dict[str, Any]:
-        """Usage of all choices so far."""
-        outputs = [choice.output for choice in self.generation.choices]
+        """Usage of all choices, as far as their news was read (all of it for a whole reply)."""
         cached = [choice.current_timings().cached_tokens for choice in self.generation.choices]
         return usage(
             self.generation.prompt_tokens,
-            sum(len(output.ids) for output in outputs),
-            sum(output.reasoning_tokens for output in outputs),
+            sum(item.num_ids for item in self.latest.values()),
+            sum(item.reasoning_tokens for item in self.latest.values()),
             min(cached),
         )
 
@@ -185,13 +183,14 @@ class _Shape:
         return timings(
             parts,
             prompt_tokens=self.generation.prompt_tokens,
-            completion_tokens=sum(len(choice.output.ids) for choice in choices),
+            completion_tokens=sum(self.latest[choice.index].num_ids for choice in choices),
             is_drafting=self.context.is_drafting,
         )
 
     def chunks(self, item: News) -> list[dict[str, Any]]:
         """Chunks for one piece of news."""
         choice = item.choice
+        self.latest[choice.index] = item
         chunks: list[dict[str, Any]] = []
         if choice.index not in self.admitted and item.kind != "progress":
             self.admitted.add(choice.index)
@@ -250,7 +249,7 @@ class _Shape:
             if not self.has_sent_prompt:
                 self.has_sent_prompt = True
                 chunk["prompt_token_ids"] = self.prepared.prompts[0]
-            entry["token_ids"] = self._new_ids(choice, choice.output.num_certain_ids)
+            entry["token_ids"] = self._new_ids(choice, self.latest[choice.index].num_ids)
         if self.body.timings_per_token and piece is not None:
             chunk["timings"] = self.timings([choice])
         chunk["choices"] = [entry]

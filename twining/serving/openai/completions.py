@@ -30,9 +30,9 @@ class CompletionEndpoint(Endpoint):
 
     async def whole(self, request: Request, prepared: Prepared, generation: Generation) -> Response:
         """The reply object once every choice has ended."""
-        async for _ in generation.news():
-            pass
         shape = _Shape(self.context, prepared, generation)
+        async for item in generation.news():
+            shape.latest[item.choice.index] = item
         reply = shape.base() | {
             "choices": [self._choice(prepared, choice) for choice in generation.choices],
             "usage": shape.usage(),
@@ -152,6 +152,7 @@ class _Shape:
     id: str = ""
     created: int = field(default_factory=now)
     opened: set[int] = field(default_factory=set)
+    latest: dict[int, News] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
     sent_ids: dict[int, int] = field(default_factory=dict)
 
@@ -189,7 +190,7 @@ class _Shape:
         choices = self.generation.choices
         return usage(
             sum(map(len, self.prepared.prompts)),
-            sum(len(choice.output.ids) for choice in choices),
+            sum(item.num_ids for item in self.latest.values()),
             0,
             sum(choice.current_timings().cached_tokens for choice in choices[:: self.body.n]),
         )
@@ -199,13 +200,14 @@ class _Shape:
         return timings(
             [choice.current_timings() for choice in choices],
             prompt_tokens=max(len(choice.request.prompt_ids) for choice in choices),
-            completion_tokens=sum(len(choice.output.ids) for choice in choices),
+            completion_tokens=sum(self.latest[choice.index].num_ids for choice in choices),
             is_drafting=self.context.is_drafting,
         )
 
     def chunks(self, item: News) -> list[dict[str, Any]]:
         """Chunks for one piece of news."""
         choice = item.choice
+        self.latest[choice.index] = item
         chunks = []
         if choice.index not in self.opened and item.kind != "progress":
             self.opened.add(choice.index)
@@ -237,7 +239,7 @@ class _Shape:
             )
         if self.body.return_token_ids:
             start = self.sent_ids.get(choice.index, 0)
-            until = len(output.ids) if is_last else output.num_certain_ids
+            until = self.latest[choice.index].num_ids
             entry["token_ids"] = output.ids[start:until]
             self.sent_ids[choice.index] = max(start, until)
             if not start and not text and not is_last:
