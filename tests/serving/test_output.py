@@ -171,3 +171,17 @@ def test_stop_token_is_counted_once(tokenizer):
         push_all(output, [*ids, stop] if in_tokens else ids, stop, [2] * 10)
         assert output.ids == [*ids, stop]
         assert (output.content, output.reasoning) == ("x", "r")
+
+
+def test_stop_string_inside_a_token_cuts_its_entry(tokenizer):
+    ids = tokenizer.encode_with_markers("r</think>The sum")
+    assert tokenizer.token_bytes(ids[-1]).endswith(b"um") and len(ids) < 8, "one token holds it"
+    options = OutputOptions(stops=("m",), stop_ids=frozenset(tokenizer.stop_ids), logprobs=0)
+    output = ChoiceOutput.for_chat(
+        tokenizer, options, start="reasoning", tools=[], parallel_tool_calls=True
+    )
+    pieces = push_all(output, ids, tokenizer.markers.user, [1] * len(ids))
+    assert output.content == "The su"
+    assert b"".join(e.data for e in output.content_entries) == b"The su"
+    assert [e for p in pieces if p.kind == "content" for e in p.entries] == output.content_entries
+    assert output.ids == ids
