@@ -1,5 +1,6 @@
 """The text model against its fixtures: every recorded tensor, decode, chunks, greedy, images."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -221,7 +222,7 @@ def test_chunks_at_any_boundary(tiny, text, name):
     edges = sorted({0, *bounds, len(ids)})
     state = fresh(tiny, len(ids))
     logits = []
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         for start in range(a, b, 64):
             rows = tiny.prefill_block(state, ids[start : min(b, start + 64)])
             logits.append(tiny.logits(rows.hidden))

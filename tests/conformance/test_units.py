@@ -1,4 +1,4 @@
-"""Unit fixtures of glm5_next: convolution, forget gate, gated norm, KDA recurrence and chunk, mHC."""
+"""Unit fixtures: convolution, forget gate, gated norm, KDA recurrence and chunk, mHC."""
 
 from pathlib import Path
 

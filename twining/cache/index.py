@@ -40,7 +40,8 @@ class IndexPlane:
         self.ring = PREFILL_BLOCK + pool + window
         self.keys = torch.zeros(num_layers, num_pages, self.pools_per_page, dim, dtype=dtype)
         self.raw = torch.zeros(num_slots, num_layers, self.ring, 2 * dim)
-        self.candidates = torch.zeros(num_slots, num_layers, -(-window // pool), dim)
+        # In the keys' own type: a candidate scores exactly as it will once it is committed.
+        self.candidates = torch.zeros(num_slots, num_layers, -(-window // pool), dim, dtype=dtype)
 
     def write_raw(self, slot: int, layer: int, start: int, rows_TE: Tensor) -> None:
         """Raw rows (key, then gate logits) of positions start, start + 1, …"""

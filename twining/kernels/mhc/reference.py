@@ -47,11 +47,12 @@ def mhc_pre(streams_RNH: Tensor, w: MhcWeights, *, block: int) -> tuple[Tensor, 
 
 def sinkhorn(logits_RNN: Tensor, eps: float, iters: int) -> Tensor:
     """Softmax of the rows, then `iters` column and `iters - 1` row normalisations in turn."""
-    comb = torch.softmax(logits_RNN, dim=-1).add_(eps)
-    comb.div_(comb.sum(-2, keepdim=True).add_(eps))
+    margin = logits_RNN.new_full((), eps)  # as a tensor: a float would be wrapped at every use
+    comb = torch.softmax(logits_RNN, dim=-1).add_(margin)
+    comb.div_(comb.sum(-2, keepdim=True).add_(margin))
     for _ in range(iters - 1):
-        comb.div_(comb.sum(-1, keepdim=True).add_(eps))
-        comb.div_(comb.sum(-2, keepdim=True).add_(eps))
+        comb.div_(comb.sum(-1, keepdim=True).add_(margin))
+        comb.div_(comb.sum(-2, keepdim=True).add_(margin))
     return comb
 
 

@@ -108,7 +108,7 @@ class Indexer:
         if batch.commits:
             plane.write_pools(self.plane, segment.state.pages, first, keys)
         else:
-            plane.candidates[slot, self.plane, :num] = keys
+            plane.candidates[slot, self.plane, :num] = keys.to(plane.candidates.dtype)
 
     def scores(self, batch: RowBatch, rows: IndexRows, segment: Segment) -> Tensor:
         """Scores [block, pools] of a segment's rows against every pool, hidden ones included."""
