@@ -1,0 +1,1 @@
+"""Community recipe documents: read, check, resolve into settings, publish. No torch."""
