@@ -15,7 +15,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Glm5Next:
     return make_model(tmp_path_factory.mktemp("small"), taps=(3, 0))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
     """Small tensors gain nothing from threads, and lose much on a busy machine."""
     before = torch.get_num_threads()
