@@ -1,5 +1,6 @@
 """The tiny published-layout model converts to a pack whose modules all read back."""
 
+from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 
@@ -14,6 +15,15 @@ from twining.exl3.linear import read_linear
 
 VISUAL = "model.visual."
 LIMIT = 0.003  # relative MSE at 5 bits; padded matrices at a fixed global scale are the worst
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The search works on small tensors: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

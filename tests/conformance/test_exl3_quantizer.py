@@ -1,5 +1,6 @@
 """The trellis search and the quantiser against fixtures made by the reference."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from twining.exl3.linear import Exl3Tensor
 from twining.exl3.quantize import quantize_linear
 
 RATES = ("K1", "K1p5", "K2", "K2p5", "K3", "K3p5", "K4", "K5", "K6", "K7", "K8")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The search works on small tensors: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +45,7 @@ def test_search_with_half_costs_is_bit_equal(exl3: Path, codebook: Codebook, rat
     tiles, want = fixtures["tiles"], fixtures[key].int() & 0xFFFF
     encoder = TileEncoder(bits, codebook, half_costs=True)
     assert torch.equal(encoder.encode(tiles), want)
-    if codebook is Codebook.MUL1:
+    if codebook is Codebook.MUL1 and rate in ("K2p5", "K4", "K6"):
 
         def error(states: torch.Tensor) -> float:
             return float((encoder.values(states) - tiles).square().mean())

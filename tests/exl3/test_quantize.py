@@ -7,7 +7,7 @@ from twining.exl3.codec import Codebook
 from twining.exl3.encoder import TileEncoder
 from twining.exl3.hadamard import hadamard128
 from twining.exl3.ldlq import damp, feedback_matrix
-from twining.exl3.quantize import quantize_linear
+from twining.exl3.quantize import find_scale, quantize_linear
 
 ENCODER = TileEncoder(3, Codebook.MUL1)
 
@@ -37,10 +37,31 @@ def test_padded_layer_keeps_its_zero_channels() -> None:
     assert done.packed.suh.dtype == torch.float16 and done.packed.trellis.shape == (8, 8, 48)
 
 
-def test_scale_search_finds_the_known_optimum() -> None:
-    done = quantize_linear(uneven(128, 128, seed=2), ENCODER, seed=1)
-    assert 0.70 < done.scale < 0.82
-    assert done.mse < 0.0185
+class GridEncoder:
+    """Stands in for the search: rounds to a grid and clips, so the best scale is easy to find."""
+
+    bits = 4.0
+    device = torch.device("cpu")
+
+    def encode(self, tiles: torch.Tensor) -> torch.Tensor:
+        return (tiles * 4).round().clamp(-10, 10).int()
+
+    def values(self, states: torch.Tensor) -> torch.Tensor:
+        return states.float() / 4
+
+
+def test_scale_search_finds_the_optimum() -> None:
+    gen = torch.Generator().manual_seed(2)
+    weight = torch.randn(256, 128, generator=gen) * 1.24371088
+    grid = GridEncoder()
+
+    def error(scale: float) -> float:
+        coded = grid.values(grid.encode(weight * scale)) / scale
+        return float((coded - weight).square().mean())
+
+    best = min((0.01 * i for i in range(1, 200)), key=error)
+    found = find_scale(weight, grid)
+    assert abs(found - best) < 0.06 and error(found) < 1.02 * error(best)
 
 
 def test_seed_decides_the_result() -> None:
