@@ -195,10 +195,3 @@ def _relative_mse(packed: Exl3Tensor, weight: Tensor) -> float:
     signal = exact.square().sum()
     noise = (packed.dense()[: len(exact), : exact.shape[1]] - exact).square().sum()
     return float(noise / signal) if float(signal) > 0 else float(noise)
-
-
-def make_encoder(
-    bits: float, codebook: Codebook = Codebook.MUL1, device: torch.device | str = "cpu"
-) -> TileEncoder:
-    """An encoder with the defaults the converter uses. Raises ValueError for an impossible rate."""
-    return TileEncoder(bits, codebook, device=device)
