@@ -22,10 +22,11 @@ TWO_STAGES = Capabilities(
     has_prefix_reuse=True,
     device_kind="cuda",
 )
-E_ARGV = (
+E_WORDS = (
     "-m TARGET -cs 393216 -cq 8 -gs 62,63 --q8-staging --q8-head-gpu0 -dm DRAFTER -ndt 7"
     " --dflash-prefix-cache -chunk_size 2048 --autosplit_max_batch_size 1 --port 8012"
-).split()
+)
+E_ARGV = E_WORDS.split()
 
 
 def exllama(*argv, can=CAN, variables=()):
