@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twining.cli.options import JsonOption, note
+from twining.cli.options import JsonOption
 from twining.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twining.exl3.convert import ConvertReport
 
 
 def convert(
@@ -16,26 +19,59 @@ def convert(
     bits: Annotated[float, typer.Option(help="Bits per weight: 1 to 8, or 1.5, 2.5, 3.5.")] = 4.0,
     bits_for: Annotated[
         list[str] | None,
-        typer.Option(help="PATTERN=BITS for modules whose name matches; repeatable."),
+        typer.Option(
+            help="PATTERN=BITS for modules whose name matches; repeatable, the last match wins;"
+            " 16 leaves a module as it is."
+        ),
     ] = None,
-    head_bits: Annotated[int, typer.Option(help="Bits of the output head.")] = 6,
-    device: Annotated[str, typer.Option(help="cpu, or a CUDA device to quantise on.")] = "cpu",
+    head_bits: Annotated[float, typer.Option(help="Bits of the output head.")] = 6.0,
+    mtp_bits: Annotated[float, typer.Option(help="Bits of the MTP block.")] = 4.0,
+    vision_bits: Annotated[float, typer.Option(help="Bits of the vision tower.")] = 6.0,
+    codebook: Annotated[str, typer.Option(help="3inst, mcg or mul1.")] = "mul1",
+    seed: Annotated[int, typer.Option(help="Chooses the random signs.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Quantise a model into EXL3 and print an error table."""
+    """Quantise a model into EXL3 and print the error of every tensor."""
     if not model.is_dir():
         raise ConfigError(f"model {str(model)!r} is not a folder; give a model folder")
-    rules = [parse_rule(text) for text in bits_for or ()]
+    rules = tuple(parse_rule(text) for text in bits_for or ())
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from twining.exl3.convert import convert_model
 
-    report = convert_model(
-        model, out, bits=bits, bits_for=rules, head_bits=head_bits, device=device, progress=None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
     )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("quantising", total=None)
+
+        def advance(done: int, total: int, module: str) -> None:
+            bar.update(task, completed=done, total=total, description=module)
+
+        report = convert_model(
+            model,
+            out,
+            bits=bits,
+            bits_for=rules,
+            head_bits=head_bits,
+            mtp_bits=mtp_bits,
+            vision_bits=vision_bits,
+            codebook=codebook,
+            device=device,
+            seed=seed,
+            resume=resume,
+            progress=advance,
+        )
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
-        return
-    _print_table(report.to_dict())
-    note(f"wrote {out}")
+    else:
+        _print_table(report)
 
 
 def parse_rule(text: str) -> tuple[str, float]:
@@ -46,17 +82,26 @@ def parse_rule(text: str) -> tuple[str, float]:
     except ValueError:
         bits = 0.0
     if not equals or not pattern or bits <= 0:
-        raise ConfigError(f"--bits-for {text!r} is not PATTERN=BITS; for example '*.down_proj=5'")
+        raise ConfigError(f"bits_for={text!r} is not PATTERN=BITS; for example '*.down_proj=5'")
     return pattern, bits
 
 
-def _print_table(report: dict[str, Any]) -> None:
+def _print_table(report: "ConvertReport") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = report["tensors"]
-    columns = list(rows[0]) if rows else []
-    table = Table(*columns, title="conversion errors")
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
+    table = Table("module", "bits", "shape", "relative error", "seconds")
+    for module in report.modules:
+        table.add_row(
+            module.module,
+            f"{module.bits:g}",
+            f"{module.shape[0]} x {module.shape[1]}",
+            f"{module.mse:.3e}",
+            f"{module.seconds:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{report.out_dir}: {report.num_bytes / 1e6:.1f} MB, {report.bits:g} bits per weight",
+        soft_wrap=True,
+    )
