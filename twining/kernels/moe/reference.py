@@ -1,4 +1,4 @@
-"""Mixture of experts: routing in float32, expert MLPs over fixed 16-row blocks.
+"""Mixture of experts: routing in float32, expert MLPs over fixed 8-row blocks.
 
 Source: spec/glm5_next.md section 9. Letters: R rows, H hidden, E experts, S experts per token,
 I expert width. Outputs are summed in the order of the routing, so a row's sum has a fixed order.
@@ -35,7 +35,7 @@ def run_experts(
 ) -> Tensor:
     """Weighted sum of the experts' outputs, [R, H]; rows from num_real on are padding and get 0.
 
-    gate_up is [E, 2 I, H], gate rows first. Each expert's rows are gathered into blocks of 16,
+    gate_up is [E, 2 I, H], gate rows first. Each expert's rows are gathered into blocks of 8,
     filled up with row 0; only experts that were chosen run.
     """
     R, H = x_RH.shape

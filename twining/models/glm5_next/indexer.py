@@ -18,7 +18,7 @@ from twining.kernels.kpool.reference import (
     select_positions,
 )
 from twining.kernels.norm.reference import layer_norm
-from twining.kernels.row_linear.reference import pad_rows
+from twining.kernels.row_linear.reference import WINDOW_ROWS, pad_rows
 from twining.models.glm5_next.batch import RowBatch, Segment
 from twining.models.glm5_next.loading import WeightSource
 
@@ -102,7 +102,7 @@ class Indexer:
         if not num:
             return
         # Always as many pools as a full block or window can complete: one shape, see design.md P1.
-        longest = batch.block if batch.commits else batch.pool.window
+        longest = max(batch.block, WINDOW_ROWS) if batch.commits else batch.pool.window
         raw = plane.read_raw(slot, self.plane, first, -(-longest // self.pool))
         keys = build_pools(raw[..., : self.dim], raw[..., self.dim :], self.ape)[:num]
         if batch.commits:
@@ -111,7 +111,7 @@ class Indexer:
             plane.candidates[slot, self.plane, :num] = keys.to(plane.candidates.dtype)
 
     def scores(self, batch: RowBatch, rows: IndexRows, segment: Segment) -> Tensor:
-        """Scores [block, pools] of a segment's rows against every pool, hidden ones included."""
+        """Scores [padded rows, pools] of a segment against every pool, hidden ones included."""
         plane, pages = batch.pool.index, segment.state.pages
         span = slice(segment.offset, segment.offset + segment.count)
         first = segment.start // self.pool
@@ -122,8 +122,10 @@ class Indexer:
         if not batch.commits:
             candidates = plane.candidates[segment.state.slot, self.plane, : end - first]
             keys.view(-1, self.dim)[first:end] = candidates.float()
+        # One shape per family, whatever the number of rows.
+        num_rows = max(batch.block, WINDOW_ROWS)
         return score_pages(
-            pad_rows(rows.query[span], batch.block),
-            pad_rows(rows.head_weight[span], batch.block),
+            pad_rows(rows.query[span], num_rows),
+            pad_rows(rows.head_weight[span], num_rows),
             keys,
         )

@@ -14,11 +14,13 @@ from torch import Tensor
 from twining.checkpoint.hf_config import Glm5NextConfig
 from twining.kernels.kpool.reference import attention_width
 from twining.kernels.norm.reference import rms_norm
-from twining.kernels.row_linear.reference import DECODE_ROWS, head_linear, row_linear
+from twining.kernels.row_linear.reference import head_linear, row_linear
 from twining.kernels.sparse_mla.reference import attend
 from twining.models.glm5_next.batch import RowBatch
 from twining.models.glm5_next.indexer import Indexer, IndexRows
 from twining.models.glm5_next.loading import WeightSource
+
+_ATTEND_ROWS = 16  # rows whose latents are gathered at once; bounds memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,9 @@ class MlaMixer:
         selection = batch.selection
         assert selection is not None, "the first MLA layer has an indexer of its own"
         parts = []
-        for i in range(0, batch.num_rows, DECODE_ROWS):
-            span = slice(i, i + DECODE_ROWS)
+        step = min(batch.block, _ATTEND_ROWS)
+        for i in range(0, batch.num_rows, step):
+            span = slice(i, i + step)
             latents = batch.pool.latent.read(self.planes.latent, selection.rows[span])
             parts.append(attend(q_RAL[span], latents, selection.valid[span], self.key_dim**-0.5))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

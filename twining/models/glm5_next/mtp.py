@@ -17,7 +17,12 @@ from twining.cache.pool import SequenceState
 from twining.checkpoint.hf_config import Glm5NextConfig
 from twining.config import PREFILL_BLOCK
 from twining.kernels.norm.reference import rms_norm
-from twining.kernels.row_linear.reference import DECODE_ROWS, pad_rows, row_linear
+from twining.kernels.row_linear.reference import (
+    DECODE_ROWS,
+    WINDOW_ROWS,
+    pad_rows,
+    row_linear,
+)
 from twining.models.glm5_next.batch import RowBatch, Segment
 from twining.models.glm5_next.loading import WeightSource
 from twining.models.glm5_next.mla import MlaMixer
@@ -90,7 +95,7 @@ class MtpBlock:
                 )
             segments.append(Segment(item.state, offset, count, item.start))
             offset += count
-        small = all(segment.count <= DECODE_ROWS for segment in segments)
+        small = all(segment.count <= WINDOW_ROWS for segment in segments)
         batch = RowBatch(
             items[0].state.pool,
             segments,

@@ -1,0 +1,1 @@
+"""Cache planes of running sequences, addressed by logical position through page tables."""
