@@ -6,6 +6,8 @@ import torch
 from tests.models.synthetic import PREFIX, SMALL, random_tensors, write_model
 from twining.checkpoint.hf_config import parse_glm5_next
 from twining.errors import CheckpointError, ConfigError
+from twining.exl3.codec import MARKERS, Codebook
+from twining.exl3.linear import Exl3Tensor, padded
 from twining.models.glm5_next.model import Glm5Next
 
 IDS = list(range(70))
@@ -163,3 +165,46 @@ def test_softplus_gate_loads_and_differs(tmp_path, tensors, want):
     model = Glm5Next.load(ckpt, parse_glm5_next(ckpt.config))
     got = logits(model)
     assert bool(got.isfinite().all()) and not torch.allclose(got, want, atol=0.1)
+
+
+def quantised(tensors: dict, modules: list[str]) -> tuple[dict, dict]:
+    """The same model twice: modules as random EXL3 tensors, and as the matrices they decode to."""
+    packed, plain = dict(tensors), dict(tensors)
+    g = torch.Generator().manual_seed(3)
+    for module in modules:
+        out_features, in_features = tensors[f"{module}.weight"].shape
+        k, n = padded(in_features), padded(out_features)
+        trellis = torch.randint(-32768, 32768, (k // 16, n // 16, 64), generator=g)
+        signs = [torch.randint(0, 2, (size,), generator=g) * 2 - 1 for size in (k, n)]
+        exl3 = Exl3Tensor(
+            trellis.to(torch.int16), signs[0].half(), (signs[1] * 0.05).half(), Codebook.MUL1
+        )
+        del packed[f"{module}.weight"]
+        packed |= {
+            f"{module}.trellis": exl3.trellis,
+            f"{module}.suh": exl3.suh,
+            f"{module}.svh": exl3.svh,
+            f"{module}.mul1": torch.tensor(MARKERS[Codebook.MUL1]).to(torch.int32),
+        }
+        plain[f"{module}.weight"] = exl3.dense()[:out_features, :in_features].contiguous()
+    return packed, plain
+
+
+def test_quantised_modules_anywhere(tmp_path, tensors):
+    """Widths here are no multiples of 128, so every one of these is padded in the file."""
+    fused = fused_kda(tensors)
+    modules = ["lm_head"] + [
+        f"{PREFIX}layers.{m}"
+        for m in (
+            "0.self_attn.qkv_proj",
+            "0.mlp.down_proj",
+            "1.self_attn.q_b_proj",
+            "1.self_attn.indexer.wq_b",
+            "2.mlp.experts.3.up_proj",
+            "4.mlp.shared_experts.gate_proj",
+            "5.eh_proj",
+        )
+    ]
+    got = [load(tmp_path / str(i), t) for i, t in enumerate(quantised(fused, modules))]
+    assert torch.equal(*(logits(model) for model in got))
+    assert torch.equal(got[0].mtp.in_proj, got[1].mtp.in_proj)

@@ -17,7 +17,7 @@ from twining.kernels.norm.reference import rms_norm
 from twining.kernels.row_linear.reference import head_linear, row_linear
 from twining.kernels.sparse_mla.reference import attend
 from twining.models.glm5_next.batch import RowBatch
-from twining.models.glm5_next.indexer import Indexer, IndexRows
+from twining.models.glm5_next.indexer import Indexer
 from twining.models.glm5_next.loading import WeightSource
 
 _ATTEND_ROWS = 16  # rows whose latents are gathered at once; bounds memory
@@ -94,6 +94,3 @@ class MlaMixer:
             latents = batch.pool.latent.read(self.planes.latent, selection.rows[span])
             parts.append(attend(q_RAL[span], latents, selection.valid[span], self.key_dim**-0.5))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-__all__ = ["IndexRows", "MlaMixer", "PlaneNumbers", "plane_numbers"]
