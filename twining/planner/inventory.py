@@ -5,14 +5,23 @@ graphics card holds; values count the dense matrix that the float32 engine holds
 headers are read. Pure but for `from_folder`. No torch.
 """
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from twining.checkpoint.config_fields import shown
 from twining.checkpoint.dflash2_config import DFlash2Config, parse_dflash2
-from twining.checkpoint.headers import TensorInfo, scan_folder
+from twining.checkpoint.headers import (
+    DTYPE_BYTES,
+    MAX_DIMS,
+    MAX_HEADER_BYTES,
+    TensorInfo,
+    scan_folder,
+)
 from twining.checkpoint.hf_config import Glm5NextConfig, load_config, parse_glm5_next
 from twining.checkpoint.naming import TensorNames
 from twining.errors import CheckpointError
@@ -163,6 +172,51 @@ def _place(
     if name.startswith(f"{names.text}embed_tokens."):
         return ("embed", 0)
     return ("final", 0)
+
+
+def read_headers_only(path: Path) -> dict[str, TensorInfo]:
+    """Headers of a safetensors file whose data may be absent: the first bytes of a large file.
+
+    Sizes are computed from types and shapes. Raises CheckpointError on damage.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= MAX_HEADER_BYTES:
+                raise CheckpointError(
+                    f"{path.name}: header length {length}; not a safetensors file"
+                )
+            raw = file.read(length)
+        parsed = json.loads(raw)
+    except OSError as err:
+        raise CheckpointError(f"{path.name}: {err.strerror}; check the path") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(
+            f"{path.name}: the header is not whole; fetch its first bytes"
+        ) from None
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{path.name}: the header is not an object; fetch it again")
+    tensors, at = {}, 8 + length
+    for name, entry in parsed.items():
+        if name == "__metadata__":
+            continue
+        info = _header_entry(path, name, entry, at)
+        tensors[name], at = info, info.end
+    return tensors
+
+
+def _header_entry(path: Path, name: str, entry: object, start: int) -> TensorInfo:
+    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (0, 0)
+    if (
+        not isinstance(dtype, str)
+        or dtype not in DTYPE_BYTES
+        or not isinstance(shape, list)
+        or len(shape) > MAX_DIMS
+        or not all(type(v) is int and 0 <= v < 1 << 40 for v in shape)
+    ):
+        raise CheckpointError(f"{path.name}: entry {shown(name)} is damaged; fetch it again")
+    end = start + math.prod(shape) * DTYPE_BYTES[dtype]
+    return TensorInfo(name, dtype, tuple(shape), path, start, end)
 
 
 def from_folder(folder: Path) -> Inventory:

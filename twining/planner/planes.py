@@ -90,10 +90,11 @@ def attention_layer(config: Glm5NextConfig, shape: CacheShape, *, has_index: boo
     if not has_index:
         return PlaneBytes(latent=latent)
     dim, pool = config.index_head_dim, config.index_pool
-    keys = shape.num_pages * (PAGE_SIZE // pool) * dim * _PLAIN_BYTES[shape.index_format]
+    key = dim * _PLAIN_BYTES[shape.index_format]
+    keys = shape.num_pages * (PAGE_SIZE // pool) * key
     ring = PREFILL_BLOCK + pool + shape.window
     candidates = -(-shape.window // pool)
-    slots = shape.max_seqs * (ring * 2 * dim + candidates * dim) * 4
+    slots = shape.max_seqs * (ring * 2 * dim * 4 + candidates * key)
     return PlaneBytes(latent=latent, index_keys=keys, index_slots=slots)
 
 

@@ -21,6 +21,7 @@ _PROSE_NAME = re.compile(
 )
 _PATH_ASSIGNMENT = re.compile(r"(?<![A-Za-z0-9_$/])([A-Z][A-Z0-9_]{2,63})=(/\S{0,255})")
 _MAX_LINE_CHARS: Final = 1 << 16
+_TWO_WORD_PROGRAMS: Final = ("vllm", "twining")
 
 Source = Literal["argv", "line", "prose", "profile"]
 
@@ -181,8 +182,8 @@ def read_launch(config: LaunchConfig) -> Launch:
     if is_argv_form(config.launch):
         words = list(config.launch)
         lead = next((i for i, w in enumerate(words) if w.startswith("-")), len(words))
-        # `vllm serve MODEL` or `vllm serve`: the program's words end where the model begins.
-        start = min(lead, 2) if words[:1] and words[0].rsplit("/", 1)[-1] == "vllm" else 1
+        # `vllm serve MODEL`: the program has two words, then the model's folder.
+        start = min(lead, 2) if words[0].rsplit("/", 1)[-1] in _TWO_WORD_PROGRAMS else 1
         return Launch(argv=tuple(words[start:]), variables=_merge(prose))
     found = _Lines([], [], [])
     for line in config.launch:

@@ -18,7 +18,7 @@ from twining.config import (
     ServerConfig,
 )
 from twining.errors import ConfigError
-from twining.recipes import table_exllama, table_vllm
+from twining.recipes import table_exllama, table_own, table_vllm
 from twining.recipes.document import plain
 from twining.recipes.launch import Launch, profile_launch, read_launch
 from twining.recipes.schema import Recipe
@@ -48,6 +48,7 @@ class _Table:
 _TABLES: Final = {
     "exllamav3": _Table(table_exllama.FLAGS, table_exllama.VARIABLES, None),
     "vllm": _Table(table_vllm.FLAGS, table_vllm.VARIABLES, table_vllm.MODEL),
+    "twining": _Table(table_own.FLAGS, {}, table_vllm.MODEL),
 }
 
 
