@@ -3,6 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
+
+# Tests run in several processes at once; one thread each keeps them from fighting over the cores.
+torch.set_num_threads(1)
 
 DEFAULT_GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 

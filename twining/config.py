@@ -1,6 +1,7 @@
 """Every setting of the engine and the server, with its default. The only place defaults live.
 
-Plain frozen dataclasses, no torch. `__post_init__` raises ConfigError naming field, value and fix; anything
+Plain frozen dataclasses, no torch. `__post_init__` raises ConfigError naming field, value and fix;
+anything
 `auto` is resolved once at start into a new config, and the effective values are printed.
 """
 
@@ -43,9 +44,8 @@ class CacheConfig:
 class DraftConfig:
     """Speculative drafting. Nothing here can change a token of the output."""
 
-    drafter: DrafterName = (
-        "auto"  # auto: dflash2 if a drafter is given, else mtp if present, else ngram
-    )
+    # auto: dflash2 if a drafter folder is given, else mtp if the model has it, else ngram
+    drafter: DrafterName = "auto"
     drafter_dir: Path | None = None  # DFlash2 checkpoint folder
     num_draft_tokens: int = 7  # K: drafts verified per step; 0 turns drafting off
     ngram_min: int = 3  # tokens; shortest suffix the n-gram drafter matches
@@ -53,7 +53,8 @@ class DraftConfig:
     def __post_init__(self) -> None:
         _require(
             0 <= self.num_draft_tokens <= 15,
-            f"num_draft_tokens={self.num_draft_tokens} is outside 0..15 (a verify tile has 16 rows)",
+            f"num_draft_tokens={self.num_draft_tokens} is outside 0..15;"
+            " a sequence has at most 16 verify rows",
         )
         _require(self.ngram_min >= 1, f"ngram_min={self.ngram_min} must be at least 1")
 
@@ -106,8 +107,8 @@ class EngineConfig:
         )
         _require(
             self.threads >= 0 and self.threads & (self.threads - 1) == 0,
-            f"threads={self.threads} is not a power of two; other counts split vector loops unevenly"
-            " and change low bits (use 1, 2, 4, 8 ...)",
+            f"threads={self.threads} is not a power of two; other counts split vector loops"
+            " unevenly and change low bits (use 1, 2, 4, 8 ...)",
         )
         _require(
             self.device == "cpu",

@@ -1,7 +1,8 @@
 """Errors a user can cause or meet. Each message is one line: what, which value, what to do.
 
-Bugs of our own raise AssertionError or whatever Python raises; these classes are for files, settings,
-requests and the outside world. The CLI prints them without a traceback and exits with status 2.
+Bugs of our own raise AssertionError or whatever Python raises; these classes are for files,
+settings, requests and the outside world. The CLI prints them without a traceback and exits with
+status 2.
 """
 
 

@@ -1,1 +1,3 @@
-"""Training of the bundled demo model: data, target, drafter, export. See README.md beside this file."""
+"""Training of the bundled demo model: data, target, drafter, export. See README.md beside this
+file.
+"""

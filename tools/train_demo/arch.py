@@ -1,7 +1,7 @@
 """Shape of the demo model and of its drafter: one frozen dataclass each, and their `config.json`.
 
-Every mechanism of glm5_next is present: 3:1 KDA:MLA layers, k-pool index small enough that prompts beyond
-260 tokens are sparse, 4 residual streams, 16 routed experts with a shared one, an MTP block.
+Every mechanism of glm5_next is present: 3:1 KDA:MLA layers, k-pool index small enough that prompts
+beyond 260 tokens are sparse, 4 residual streams, 16 routed experts with a shared one, an MTP block.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Arch:
         return len(self.layer_kinds)
 
     def config(self) -> dict[str, Any]:
-        """The checkpoint's config.json in the naming of the published model (spec/glm5_next.md 2)."""
+        """The checkpoint's config.json, named as in the published model (spec/glm5_next.md 2)."""
         kda = [i for i, kind in enumerate(self.layer_kinds) if kind == "K"]
         mla = [i for i, kind in enumerate(self.layer_kinds) if kind == "M"]
         n = self.num_layers

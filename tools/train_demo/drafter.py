@@ -1,8 +1,9 @@
 """Train the demo's DFlash2 drafter on the frozen target (spec/dflash2.md G).
 
-python -m tools.train_demo.drafter --out runs/demo      (after tools.train_demo.train)
-Taps and teacher come from the target's forward over the same kind of packed rows the target was trained on;
-KL to the target's distribution, selector on hits only. Prints the acceptance length by loss step and at the end.
+python -m tools.train_demo.drafter --out runs/demo      (after tools.train_demo.train) Taps and
+teacher come from the target's forward over the same kind of packed rows the target was trained on;
+KL to the target's distribution, selector on hits only. Prints the acceptance length by loss step
+and at the end.
 """
 
 import argparse

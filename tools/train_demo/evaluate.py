@@ -1,8 +1,8 @@
 """Held-out scores of the training model without generation: teacher-forced greedy exactness.
 
-A reply whose every token is the argmax given the reference so far is what greedy decoding would write, so for kinds
-with one right reply this share is a lower bound of the greedy score. Also usable alone:
-python -m tools.train_demo.evaluate --out runs/demo
+A reply whose every token is the argmax given the reference so far is what greedy decoding would
+write, so for kinds with one right reply this share is a lower bound of the greedy score. Also
+usable alone: python -m tools.train_demo.evaluate --out runs/demo
 """
 
 import argparse
@@ -30,7 +30,9 @@ LENGTHS = (1024, 2048, 4096, 8192)
 
 
 def pack_rows(docs: Sequence[Document], seq_len: int) -> tuple[np.ndarray, ...]:
-    """First fit in order; document numbers run over the whole batch. ids, weight, doc, pos [B, seq_len]."""
+    """First fit in order; document numbers run over the whole batch. ids, weight, doc, pos [B,
+    seq_len].
+    """
     rows: list[list[tuple[int, Document]]] = []
     room: list[int] = []
     for number, doc in enumerate(docs):

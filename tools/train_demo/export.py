@@ -1,7 +1,8 @@
-"""Write the trained target and drafter as ordinary checkpoints (bf16 safetensors, published tensor names).
+"""Write the trained target and drafter as ordinary checkpoints (bf16 safetensors, published tensor
+names).
 
-python -m tools.train_demo.export --out runs/demo
-makes runs/demo/hf (target with MTP block) and runs/demo/hf_drafter, ready for `twining convert`.
+python -m tools.train_demo.export --out runs/demo makes runs/demo/hf (target with MTP block) and
+runs/demo/hf_drafter, ready for `twining convert`.
 """
 
 import argparse

@@ -1,7 +1,9 @@
-"""Pins one launch configuration per fla-core kernel, so that a run does not spend minutes autotuning.
+"""Pins one launch configuration per fla-core kernel, so that a run does not spend minutes
+autotuning.
 
 fla-core reads configurations from the folder named by FLA_CONFIG_DIR when FLA_CACHE_MODE allows it;
-both must be set before it is imported. The values suit head size 64 on Hopper and are only a matter of speed.
+both must be set before it is imported. The values suit head size 64 on Hopper and are only a matter
+of speed.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Batches for training: worker processes make packed rows, the main process moves them to the device.
+"""Batches for training: worker processes make packed rows, the main process moves them to the
+device.
 
-Workers are spawned, each with its own slice of the stream; a batch is taken round robin, so the sequence of
-batches depends on (seed, part, number of workers) only.
+Workers are spawned, each with its own slice of the stream; a batch is taken round robin, so the
+sequence of batches depends on (seed, part, number of workers) only.
 """
 
 import multiprocessing as mp
@@ -21,7 +22,8 @@ def _work(make: StreamFactory, worker: int, num_workers: int, rows: int, queue: 
     torch.set_num_threads(1)
     stream = make(worker, num_workers)
     while True:
-        queue.put(tuple(np.stack(part) for part in zip(*(next(stream) for _ in range(rows)))))
+        taken = [next(stream) for _ in range(rows)]
+        queue.put(tuple(np.stack(part) for part in zip(*taken, strict=True)))
 
 
 def to_packed(parts: tuple[np.ndarray, ...], device: torch.device) -> Packed:

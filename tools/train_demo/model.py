@@ -1,10 +1,10 @@
 """The demo target as a training module: packed documents, bf16 products, float32 streams.
 
 Same mathematics as the engine's reference (spec/glm5_next.md), written for autograd on one GPU:
-tokens of all rows flattened to N, documents packed back to back and kept apart by masks and `cu_seqlens`;
-KDA through fla-core's chunk kernels on CUDA, through a token loop elsewhere (tests); experts as one wide
-gated MLP, since 16 of them are cheaper computed than gathered. Parameter names are the checkpoint's names,
-with stacked experts; `export.py` splits those.
+tokens of all rows flattened to N, documents packed back to back and kept apart by masks and
+`cu_seqlens`; KDA through fla-core's chunk kernels on CUDA, through a token loop elsewhere (tests);
+experts as one wide gated MLP, since 16 of them are cheaper computed than gathered. Parameter names
+are the checkpoint's names, with stacked experts; `export.py` splits those.
 
 Letters: B rows, T tokens a row, N = B·T, H hidden, S streams, A heads, P pools a row, E experts.
 """
@@ -27,9 +27,10 @@ KdaFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class Packed:
     """A batch of packed rows on the device.
 
-    ids, doc, pos [B, T] int64 (doc is unique in a row and -1 for padding; pos counts inside the document;
-    documents start at multiples of 4 in a row), weight [B, T] float32, cu_seqlens [MAX_SEGMENTS + 1] int32
-    over N, filled up with N (empty segments), so that its length is constant.
+    ids, doc, pos [B, T] int64 (doc is unique in a row and -1 for padding; pos counts inside the
+    document; documents start at multiples of 4 in a row), weight [B, T] float32, cu_seqlens
+    [MAX_SEGMENTS + 1] int32 over N, filled up with N (empty segments), so that its length is
+    constant.
     """
 
     ids: Tensor
@@ -48,7 +49,9 @@ def rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def kda_loop(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor
 ) -> Tensor:
-    """Token-by-token recurrence (spec 6.3). q k v g [N, A, D], beta [N, A] -> [N, A, D]. Slow: for tests."""
+    """Token-by-token recurrence (spec 6.3). q k v g [N, A, D], beta [N, A] -> [N, A, D]. Slow: for
+    tests.
+    """
     q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
     starts = set(cu_seqlens.tolist())
     state = q.new_zeros(q.shape[1], q.shape[2], v.shape[2])
@@ -66,7 +69,8 @@ def kda_loop(
 def kda_fla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor) -> Tensor:
     """fla-core's chunked kernels, same signature; q arrives scaled.
 
-    The graph form is always used: its shapes depend on len(cu_seqlens) alone, so a captured step can replay.
+    The graph form is always used: its shapes depend on len(cu_seqlens) alone, so a captured
+    step can replay.
     """
     from fla.ops.kda import chunk_kda
 
@@ -92,8 +96,9 @@ def shift(x: Tensor, by: int, pos: Tensor) -> Tensor:
 
 
 def sinkhorn(logits: Tensor, eps: float, iters: int) -> Tensor:
-    """[N, S, S] -> doubly stochastic, in the division order of spec 5. Written out element by element
-    so that the compiler fuses the whole iteration into one kernel."""
+    """[N, S, S] -> doubly stochastic, in the division order of spec 5. Written out element by
+    element so that the compiler fuses the whole iteration into one kernel.
+    """
     size = logits.shape[-1]
     soft = logits.softmax(-1) + eps
     c = [[soft[:, i, j] for j in range(size)] for i in range(size)]
@@ -141,7 +146,8 @@ def clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:
 
 def expert_activation(gate_up: Tensor, weights: Tensor, limit: float) -> Tensor:
     """gate_up [N, E, 2W], weights [N, E] -> [N, E, W]; the routing weight multiplies here, which is
-    the same as behind the down projection."""
+    the same as behind the down projection.
+    """
     return clamped_swiglu(gate_up, limit) * weights[..., None].to(gate_up.dtype)
 
 
@@ -164,7 +170,8 @@ class Kda(nn.Module):
         self.g_a_proj, self.g_b_proj = nn.Linear(h, d, bias=False), nn.Linear(d, q, bias=False)
         self.b_proj = nn.Linear(h, arch.kda_heads, bias=False)
         self.A_log = nn.Parameter(torch.zeros(arch.kda_heads))
-        # Decay spread from about exp(-0.005) to exp(-0.6) a token, so that long and short memories start out.
+        # Decay spread from about exp(-0.005) to exp(-0.6) a token, so that long and short
+        # memories start out.
         self.dt_bias = nn.Parameter(torch.linspace(-7.0, -2.0, d).repeat(arch.kda_heads))
         self.o_norm = nn.Module()
         self.o_norm.weight = nn.Parameter(torch.ones(d))
@@ -201,7 +208,9 @@ class Kda(nn.Module):
 
 
 class Indexer(nn.Module):
-    """k-pool scores (spec 8). Inputs are detached: it learns from the attention it serves, nothing else."""
+    """k-pool scores (spec 8). Inputs are detached: it learns from the attention it serves, nothing
+    else.
+    """
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -236,7 +245,9 @@ class Indexer(nn.Module):
 
 
 class Mla(nn.Module):
-    """Latent attention over the indexer's choice (spec 7, 8). Returns output and the indexer's loss."""
+    """Latent attention over the indexer's choice (spec 7, 8). Returns output and the indexer's
+    loss.
+    """
 
     def __init__(self, arch: Arch) -> None:
         super().__init__()
@@ -289,7 +300,9 @@ class Mla(nn.Module):
         batch: Packed,
         query: Tensor,
     ) -> Tensor:
-        """KL from the heads' summed attention, pooled, to the indexer's softmax at sampled queries [B, Q]."""
+        """KL from the heads' summed attention, pooled, to the indexer's softmax at sampled queries
+        [B, Q].
+        """
         a, p = self.arch, self.arch.index_pool
         pick = query[..., None]
         with torch.no_grad():
@@ -466,7 +479,9 @@ class MtpBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Output:
-    """hidden [N, H] after the final norm; mtp_hidden [N, H] or None; index_loss scalar; taps [N, NT·H]."""
+    """hidden [N, H] after the final norm; mtp_hidden [N, H] or None; index_loss scalar; taps [N,
+    NT·H].
+    """
 
     hidden: Tensor
     mtp_hidden: Tensor | None

@@ -1,8 +1,9 @@
 """Optimisers of the demo training: Muon for hidden matrices, AdamW for everything else.
 
 Muon: momentum, then the update is replaced by its nearest semi-orthogonal matrix (Newton-Schulz
-iteration of the polar factor, coefficients of Jordan et al. 2024), scaled by sqrt(max(1, out / in)).
-Matrices of one shape are stacked and iterated together; stacked experts count as one matrix each.
+iteration of the polar factor, coefficients of Jordan et al. 2024), scaled by sqrt(max(1, out /
+in)). Matrices of one shape are stacked and iterated together; stacked experts count as one matrix
+each.
 """
 
 import torch
@@ -67,9 +68,7 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
             groups["head"].append(p)
         elif ".indexer." in name:
             groups["index"].append(p)
-        elif name.endswith(("experts_gate_up", "experts_down")):
-            groups["muon"].append(p)
-        elif p.ndim == 2 and min(p.shape) >= 32 and "hc_" not in name:
+        elif "mlp.experts_" in name or (p.ndim == 2 and min(p.shape) >= 32 and "hc_" not in name):
             groups["muon"].append(p)
         else:
             groups["small"].append(p)
@@ -78,7 +77,8 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 def make_optimizers(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[Optimizer]:
     """Muon and one fused AdamW. Rates are device tensors, so that a captured step sees them change;
-    every group remembers its peak rate in `peak_lr`."""
+    every group remembers its peak rate in `peak_lr`.
+    """
     groups = split_parameters(model)
     device = next(model.parameters()).device
     muon = Muon(groups["muon"], lr=muon_lr, momentum=0.95, weight_decay=0.02)

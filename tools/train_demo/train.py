@@ -1,8 +1,10 @@
-"""Train the demo target.  python -m tools.train_demo.train --out runs/demo  (README.md has the whole recipe)
+"""Train the demo target.  python -m tools.train_demo.train --out runs/demo  (README.md has the
+whole recipe)
 
-Phases grow the row length (1k dense, 2k sparse, 8k sparse) under one learning-rate schedule: warm-up,
-constant, linear decay over the last 40 % of the steps. Resumable: `--stop-after-s` saves and leaves, the same command
-goes on. Prints a line every 50 steps and the held-out scores at the end of each part.
+Phases grow the row length (1k dense, 2k sparse, 8k sparse) under one learning-rate schedule:
+warm-up, constant, linear decay over the last 40 % of the steps. Resumable: `--stop-after-s` saves
+and leaves, the same command goes on. Prints a line every 50 steps and the held-out scores at the
+end of each part.
 """
 
 import argparse
@@ -34,7 +36,7 @@ FIELDS = ("ids", "doc", "pos", "weight", "cu_seqlens")
 
 @dataclass(frozen=True)
 class Phase:
-    """Rows of one length. retrieval: token lengths of the find-a-fact documents, and their share."""
+    """Rows of one length. retrieval: token lengths and share of the find-a-fact documents."""
 
     seq_len: int
     rows: int
@@ -173,7 +175,8 @@ class Run:
 class Stepper:
     """Runs `update`; on CUDA the fourth call is captured as one graph and replayed from then on.
 
-    update: forward, backward, optimiser; it must not wait for the device and always sees the same tensors.
+    update: forward, backward, optimiser; it must not wait for the device and always sees the
+    same tensors.
     """
 
     WARM_STEPS = 3
