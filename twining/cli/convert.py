@@ -12,6 +12,8 @@ from twining.errors import ConfigError
 if TYPE_CHECKING:
     from twining.exl3.convert import ConvertReport
 
+MAX_THREADS = 1024
+
 
 def convert(
     model: Annotated[Path, typer.Argument(help="Folder with the weights to convert.")],
@@ -30,25 +32,37 @@ def convert(
     codebook: Annotated[str, typer.Option(help="3inst, mcg or mul1.")] = "mul1",
     seed: Annotated[int, typer.Option(help="Chooses the random signs.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[
+        int, typer.Option(help="CPU threads; 1 is best for small models, 0 = automatic.")
+    ] = 0,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Quantise a model into EXL3 and print the error of every tensor."""
     if not model.is_dir():
         raise ConfigError(f"model {str(model)!r} is not a folder; give a model folder")
+    if not 0 <= threads <= MAX_THREADS:
+        raise ConfigError(f"threads={threads} is outside 0..{MAX_THREADS}; use 0 for automatic")
     rules = tuple(parse_rule(text) for text in bits_for or ())
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from twining.exl3.convert import convert_model
 
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("quantising", total=None)
 
         def advance(done: int, total: int, module: str) -> None:
@@ -88,9 +102,10 @@ def parse_rule(text: str) -> tuple[str, float]:
 
 def _print_table(report: "ConvertReport") -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("module", "bits", "shape", "relative error", "seconds")
+    name = Column("module", overflow="fold")
+    table = Table(name, "bits", "shape", "relative error", "seconds")
     for module in report.modules:
         table.add_row(
             module.module,

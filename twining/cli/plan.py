@@ -38,6 +38,7 @@ from twining.recipes.settings import Capabilities
 
 PUBLISHED = "published"
 DEFAULT_BITS = 3.05
+_CELLS = "█▓▒░"
 
 
 def plan_command(
@@ -80,12 +81,10 @@ def plan_command(
     if drafter:
         changes["drafter"] = _drafter(drafter)
     recipe = _recipe(target)
+    notes: list[str] = []
     theirs: TheirFit | None = None
     if recipe is not None:
-        resolution = resolve(recipe, Capabilities(), profile=profile)
-        places = parse_devices(devices) if devices else recipe_devices(recipe, resolution.settings)
-        request = plan_request(recipe, resolution, places)
-        theirs = their_fit(resolution.settings)
+        request, theirs, notes = _recipe_request(recipe, devices, profile)
     elif profile is not None:
         raise ConfigError("--profile needs a recipe; give a recipe document as the target")
     else:
@@ -96,13 +95,28 @@ def plan_command(
     found = plan(request)
     speed = _speed(request, bits, machine)
     if html is not None:
-        _write(html, html_report(found, _title(recipe, target), _notes(theirs)))
+        _write(html, html_report(found, _title(recipe, target), notes))
     if as_json:
         typer.echo(json.dumps(plan_data(found, speed) | _their_data(theirs)))
     else:
-        print_plan(found, theirs, speed)
+        print_plan(found, notes, speed)
     if not found.fits:
         raise typer.Exit(1)
+
+
+def _recipe_request(
+    recipe: Recipe, devices: str, profile: str | None
+) -> tuple[PlanRequest, TheirFit | None, list[str]]:
+    """Our plan's request, the recipe engine's own answer, and what stands beside the result."""
+    resolution = resolve(recipe, Capabilities(), profile=profile)
+    stated = recipe_devices(recipe, resolution.settings) if recipe.hardware else ()
+    places = _places(devices) or stated or (this_machine(),)
+    theirs = their_fit(resolution.settings)
+    notes = _notes(theirs, stated)
+    if devices and stated:
+        own = plan(plan_request(recipe, resolution, stated))
+        notes.append(f"On the recipe's own cards and budgets ours {headline(own)}.")
+    return plan_request(recipe, resolution, places), theirs, notes
 
 
 def _changes(**options: Any) -> dict[str, Any]:
@@ -115,7 +129,7 @@ def _changes(**options: Any) -> dict[str, Any]:
 
 def _plain_request(inventory: Inventory, devices: str) -> PlanRequest:
     """A model without a recipe: its whole context, exact formats on a CPU, q8 on cards."""
-    places = parse_devices(devices) if devices else (this_machine(),)
+    places = _places(devices) or (this_machine(),)
     is_cpu = places[0].kind == "cpu"
     return PlanRequest(
         inventory=inventory,
@@ -124,6 +138,13 @@ def _plain_request(inventory: Inventory, devices: str) -> PlanRequest:
         latent_format="fp32" if is_cpu else "q8",
         index_format="fp32" if is_cpu else "fp16",
     )
+
+
+def _places(text: str) -> tuple[Device, ...]:
+    """Devices from the option; none for an empty one."""
+    if text == "cpu":
+        return (this_machine(),)
+    return parse_devices(text) if text else ()
 
 
 def _their_data(theirs: TheirFit | None) -> dict[str, Any]:
@@ -233,14 +254,18 @@ def _title(recipe: Recipe | None, target: str | None) -> str:
     return f"Plan of {recipe.label if recipe else plain(target or 'the published model', 120)}"
 
 
-def _notes(theirs: TheirFit | None) -> list[str]:
+def _notes(theirs: TheirFit | None, cards: tuple[Device, ...]) -> list[str]:
+    """What stands beside our answer: the total, which is never the test, and their own load."""
+    total = sum(device.total_bytes for device in cards)
+    notes = [f"The recipe's cards have {gib(total)} in all; fit is decided per device."]
     if theirs is None:
-        return []
+        return notes
     answer = "loads" if theirs.fits else f"refused, {theirs.reason}"
     return [
+        *notes,
         f"The recipe's own engine, {theirs.tokens} tokens on its own budgets: {answer};"
         f" its largest cache is {theirs.largest_tokens} tokens"
-        f" ({gib(theirs.cache_bytes)} for {theirs.tokens})."
+        f" ({gib(theirs.cache_bytes)} for {theirs.tokens}).",
     ]
 
 
@@ -251,7 +276,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written ({err.strerror}); choose a folder") from None
 
 
-def print_plan(found: Plan, theirs: TheirFit | None, speed: Speed | None) -> None:
+def print_plan(found: Plan, notes: list[str], speed: Speed | None) -> None:
     """The answer, a bar and a table per device, and what would make it fit."""
     console = Console(highlight=False)
     console.print(Text(headline(found), style="bold green" if found.fits else "bold red"))
@@ -259,7 +284,10 @@ def print_plan(found: Plan, theirs: TheirFit | None, speed: Speed | None) -> Non
     for device in found.devices:
         bar = Text(f"{device.device.name:>5} ")
         for name, columns in text_bar(device):
-            bar.append("█" * columns, style=COLORS[names.index(_group(name)) % len(COLORS)])
+            bar.append(
+                _CELLS[names.index(_group(name)) % 4] * columns,
+                style=COLORS[names.index(_group(name)) % len(COLORS)],
+            )
         bar.append(
             f" {gib(device.used_bytes)} of {gib(device.device.budget_bytes)},"
             f" layers {device.layers[0]}-{device.layers[1] - 1}"
@@ -270,7 +298,7 @@ def print_plan(found: Plan, theirs: TheirFit | None, speed: Speed | None) -> Non
         f"largest context {found.largest_context} tokens; disk {gib(found.disk_bytes)}; host "
         + ", ".join(f"{item.name} {gib(item.num_bytes)}" for item in found.host)
     )
-    for note in _notes(theirs):
+    for note in notes:
         console.print(Text(note))
     if speed is not None:
         console.print(_speed_line(speed))
