@@ -57,7 +57,7 @@ def convert(out: Path, device: str) -> None:
 
 
 def install(out: Path) -> None:
-    """Copy the packs into the package data. Raises ValueError when they are larger than the limit."""
+    """Copy the packs into the package data. Raises ValueError when they exceed the limit."""
     folders = {"pack": PACKAGE_DATA / "model", "pack_drafter": PACKAGE_DATA / "drafter"}
     size = sum(f.stat().st_size for name in folders for f in (out / name).iterdir())
     if size > LIMIT_BYTES:
