@@ -21,6 +21,7 @@ _PROSE_NAME = re.compile(
 )
 _PATH_ASSIGNMENT = re.compile(r"(?<![A-Za-z0-9_$/])([A-Z][A-Z0-9_]{2,63})=(/\S{0,255})")
 _MAX_LINE_CHARS: Final = 1 << 16
+_MAX_LAUNCH_CHARS: Final = 1 << 18  # splitting is slow
 _TWO_WORD_PROGRAMS: Final = ("vllm", "twining")
 
 Source = Literal["argv", "line", "prose", "profile"]
@@ -186,8 +187,11 @@ def read_launch(config: LaunchConfig) -> Launch:
         start = min(lead, 2) if words[0].rsplit("/", 1)[-1] in _TWO_WORD_PROGRAMS else 1
         return Launch(argv=tuple(words[start:]), variables=_merge(prose))
     found = _Lines([], [], [])
-    for line in config.launch:
-        _read_line(line, found)
+    if sum(map(len, config.launch)) > _MAX_LAUNCH_CHARS:
+        found.problems.append(f"the launch lines have more than {_MAX_LAUNCH_CHARS} characters")
+    else:
+        for line in config.launch:
+            _read_line(line, found)
     if found.profile is None:
         merged = _merge(prose, found.variables)
     else:
