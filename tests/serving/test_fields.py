@@ -12,7 +12,13 @@ GOOD = [
     {"model": "any/name"},
     {"model": None},
     {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *HELLO]},
-    {"messages": [*HELLO, {"role": "assistant", "content": None}, {"role": "tool", "content": "r"}]},
+    {
+        "messages": [
+            *HELLO,
+            {"role": "assistant", "content": None},
+            {"role": "tool", "content": "r"},
+        ]
+    },
     {"max_tokens": 5},
     {"max_tokens": 5.0},
     {"max_completion_tokens": -1},
@@ -164,7 +170,11 @@ BAD = [
         "invalid_value",
         "response_format.json_schema",
     ),
-    ({"structured_outputs": {"regex": "a", "json": {}}}, "conflicting_fields", "structured_outputs"),
+    (
+        {"structured_outputs": {"regex": "a", "json": {}}},
+        "conflicting_fields",
+        "structured_outputs",
+    ),
     ({"structured_outputs": {"regex": "a"}}, "unsupported_parameter", "structured_outputs"),
     ({"guided_json": {}}, "unsupported_parameter", "guided_json"),
     ({"grammar": "root ::= x"}, "unsupported_parameter", "grammar"),
