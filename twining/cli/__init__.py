@@ -10,9 +10,12 @@ from collections.abc import Sequence
 import typer
 
 from twining.cli.chat import chat
+from twining.cli.config_cmd import config_app
 from twining.cli.convert import convert
 from twining.cli.demo import demo_app
 from twining.cli.generate import generate
+from twining.cli.plan import plan_command
+from twining.cli.recipe import recipe_app
 from twining.cli.serve import serve
 from twining.errors import TwiningError
 
@@ -28,7 +31,10 @@ def build_cli() -> typer.Typer:
     cli.callback(invoke_without_command=True)(_root)
     for command in (serve, generate, chat, convert):
         cli.command()(command)
+    cli.command("plan")(plan_command)
     cli.add_typer(demo_app(), name="demo")
+    cli.add_typer(recipe_app(), name="recipe")
+    cli.add_typer(config_app(), name="config")
     return cli
 
 
