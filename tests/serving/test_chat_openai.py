@@ -375,3 +375,21 @@ def test_models(server, client):
     assert client.models.retrieve("glm-5.3-flash").max_model_len == 2048
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other/model")
+
+
+def test_calls_are_counted_by_outcome(server, client):
+    before = server.context.metrics.render().decode()
+    server.say("t</think>" + CALL + CALL.replace("get_weather", "made_up"))
+    reply = chat(client, tools=TOOLS)
+    assert [c.function.name for c in reply.choices[0].message.tool_calls] == [
+        "get_weather",
+        "made_up",
+    ]
+    after = server.context.metrics.render().decode()
+
+    def count(text, outcome):
+        lines = [x for x in text.splitlines() if x.startswith("glm:tool_calls_total")]
+        return sum(float(x.split()[-1]) for x in lines if f'outcome="{outcome}"' in x)
+
+    assert count(after, "ok") == count(before, "ok") + 1
+    assert count(after, "unknown") == count(before, "unknown") + 1

@@ -175,6 +175,8 @@ class Generation:
 
     def _record(self, choice: Choice, reason: str) -> None:
         output = choice.output
+        for outcome in output.outcomes:
+            self._context.metrics.tool_call(outcome)
         self._context.metrics.finished(
             reason,
             prompt_tokens=self.prompt_tokens,

@@ -7,7 +7,7 @@ at the token that completed it, even when white-space rules made the parser show
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from twining.engine.request import Delta, TokenLogprob
 from twining.serving.parsing import (
@@ -22,8 +22,9 @@ from twining.serving.parsing import (
     TokenParser,
     ToolCall,
 )
+from twining.serving.sources import ChatSource, Source, TextSource
 from twining.serving.stops import Span, StopMatch, StopMatcher, TokenSpans
-from twining.serving.tokenizer import IncrementalDecoder, Tokenizer
+from twining.serving.tokenizer import Tokenizer
 
 StartState = Literal["reasoning", "content"]
 PieceKind = Literal["reasoning", "content", "call", "arguments"]
@@ -60,76 +61,6 @@ class Piece:
     call_id: str = ""
     name: str = ""
     entries: list[TokenEntry] = field(default_factory=list)
-
-
-class _Source(Protocol):
-    """Tokens in, parser events out."""
-
-    @property
-    def is_reasoning(self) -> bool:
-        """True while the next ordinary token would be reasoning."""
-
-    @property
-    def wants_stop(self) -> bool:
-        """True when the reply is complete although the model goes on."""
-
-    def token(self, token_id: int) -> list[Event]:
-        """Events of one token that is not a stop token."""
-
-    def finish(self, end: Literal["eos", "length"]) -> list[Event]:
-        """Events at the end of output."""
-
-    def message(self) -> ParsedMessage | None:
-        """The parsed whole after finish; None for raw text."""
-
-
-class _ChatSource:
-    def __init__(self, parser: TokenParser) -> None:
-        self._parser = parser
-
-    @property
-    def is_reasoning(self) -> bool:
-        return self._parser.is_reasoning
-
-    @property
-    def wants_stop(self) -> bool:
-        return self._parser.stop_generation
-
-    def token(self, token_id: int) -> list[Event]:
-        return self._parser.feed_token(token_id)
-
-    def finish(self, end: Literal["eos", "length"]) -> list[Event]:
-        return self._parser.finish(end)
-
-    def message(self) -> ParsedMessage | None:
-        return self._parser.message()
-
-
-class _TextSource:
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = tokenizer.hidden_ids if skip_special else frozenset()
-        self._decoder = IncrementalDecoder()
-
-    @property
-    def is_reasoning(self) -> bool:
-        return False
-
-    @property
-    def wants_stop(self) -> bool:
-        return False
-
-    def token(self, token_id: int) -> list[Event]:
-        if token_id in self._hidden:
-            return []
-        text = self._decoder.feed(self._tokenizer.token_bytes(token_id))
-        return [ContentText(text)] if text else []
-
-    def finish(self, end: Literal["eos", "length"]) -> list[Event]:
-        return []
-
-    def message(self) -> ParsedMessage | None:
-        return None
 
 
 class _Track:
@@ -181,7 +112,13 @@ class _Track:
 class ChoiceOutput:
     """Everything that a reply says about one choice. Feed deltas with `push` until `done`."""
 
-    def __init__(self, tokenizer: Tokenizer, options: OutputOptions, source: _Source) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: OutputOptions,
+        source: Source,
+        tool_names: frozenset[str] = frozenset(),
+    ) -> None:
         self.ids: list[int] = []
         self.done = False
         self.finish_reason: str = ""
@@ -192,10 +129,11 @@ class ChoiceOutput:
         self.content_entries: list[TokenEntry] = []
         self.reasoning_entries: list[TokenEntry] = []
         self.num_certain_ids = 0  # ids that no later stop string can cut off
-        self.outcomes: list[str] = []  # of calls, for metrics: ok, recovered, truncated
+        self.outcomes: list[str] = []  # of calls, for metrics: ok, unknown, recovered, truncated
         self._tokenizer = tokenizer
         self._options = options
         self._source = source
+        self._tool_names = tool_names
         self._matcher = StopMatcher(options.stops)
         self._spans = TokenSpans()
         self._logprobs: list[TokenLogprob] = []
@@ -215,14 +153,15 @@ class ChoiceOutput:
         """Reasoning, content and calls; tools empty turns call parsing off."""
         parser_options = ParserOptions(tools=tools, parallel_tool_calls=parallel_tool_calls)
         parser = TokenParser(tokenizer, parser_options, start=start)
-        return cls(tokenizer, options, _ChatSource(parser))
+        names = frozenset(tool["function"]["name"] for tool in tools)
+        return cls(tokenizer, options, ChatSource(parser), names)
 
     @classmethod
     def for_text(
         cls, tokenizer: Tokenizer, options: OutputOptions, *, skip_special: bool
     ) -> "ChoiceOutput":
         """Raw completions: everything is content."""
-        return cls(tokenizer, options, _TextSource(tokenizer, skip_special))
+        return cls(tokenizer, options, TextSource(tokenizer, skip_special))
 
     @property
     def has_logprobs(self) -> bool:
@@ -325,7 +264,9 @@ class ChoiceOutput:
                 case CallEnded():
                     self._spans.clear()
                     self.tool_calls[event.index].is_complete = True
-                    self.outcomes.append("recovered" if event.is_recovered else "ok")
+                    is_known = self.tool_calls[event.index].name in self._tool_names
+                    good = "ok" if is_known else "unknown"
+                    self.outcomes.append("recovered" if event.is_recovered else good)
 
     def _content_text(self, text: str, pieces: list[Piece]) -> None:
         if self._needs_spans:
