@@ -58,6 +58,7 @@ def test_the_same_at_16_bits_or_in_float32_does_not():
     for fmt in ("fp16", "fp32"):
         found = plan(request(latent_format=fmt))
         assert not found.fits and "store latents as q8" in found.remedies
+    assert plan(request(latent_format="fp16")).largest_context == 845_568  # as docs/recipes.md says
 
 
 def test_planes_of_the_devices_add_up():
