@@ -208,6 +208,7 @@ def test_run_plans_before_it_loads(call, e_path, golden, tmp_path):
     text = call("recipe", "run", path, "--model", model, "--dry-run")
     assert "cache_tokens=2048: exact (max_seq_len 1792" in text
     assert "fits: 1792 tokens at q8" in text and "dry run" in text
+    assert "warning: the document says 3.05 bpw, the checkpoint 16" in text
     path = small_recipe(e_path, tmp_path, "-m X -cs 2048 -cq 3")
     with pytest.raises(ConfigError, match="no 3-bit latent cache"):
         call("recipe", "run", path, "--model", model, "--dry-run")

@@ -80,8 +80,8 @@ def test_bits_that_a_folder_declares(tmp_path):
         ('{"quantization_config": {"quant_method": "exl3", "bits": 3.05}}', 3.05),
         ('{"text_config": {"quantization_config": {"bits": 2.6}}}', 2.6),
         ('{"quantization_config": {"bits": true}}', None),
-        ('{"quantization_config": []}', None),
-        ("{}", None),
+        ('{"quantization_config": [1]}', None),
+        ("{}", 16.0),
     ):
         (tmp_path / "config.json").write_text(text)
         assert checkpoint_bits(tmp_path) == bits

@@ -12,6 +12,7 @@ from rich.text import Text
 from twining.cli.options import JsonOption, note
 from twining.errors import ConfigError
 from twining.recipes.checks import check as check_rules
+from twining.recipes.checks import check_quant
 from twining.recipes.document import emit, parse_document, plain, read_bytes
 from twining.recipes.pins import Pin, check_folder, checkpoint_bits, fetch, pin_of
 from twining.recipes.points import BATTERIES, Measurement, by_context, measurements
@@ -256,7 +257,7 @@ def run(
         model, drafter = _download(recipe, download, model, drafter, wants_drafter)
     if model is None or (wants_drafter and drafter is None):
         raise ConfigError(_what_to_fetch(recipe, model, wants_drafter and drafter is None))
-    for finding in _pins(recipe, model, drafter):
+    for finding in (check_quant(recipe, checkpoint_bits(model)), *_pins(recipe, model, drafter)):
         note(("" if finding.is_ok else "warning: ") + finding.message)
     engine = engine_config(found, model, drafter_dir=drafter)
     _check_fit(recipe, found, model, drafter)

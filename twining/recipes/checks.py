@@ -49,7 +49,7 @@ def check(
     findings += _identity(recipe, file_stem)
     findings += _rows(recipe)
     findings += _launch(recipe, resolution, model_layers)
-    findings.append(_quant(recipe, checkpoint_bits))
+    findings.append(check_quant(recipe, checkpoint_bits))
     findings += _traps(recipe, resolution)
     return findings
 
@@ -209,12 +209,13 @@ def _launch(recipe: Recipe, resolution: Resolution, model_layers: int) -> Iterat
     )
 
 
-def _quant(recipe: Recipe, checkpoint_bits: float | None) -> Finding:
+def check_quant(recipe: Recipe, checkpoint_bits: float | None) -> Finding:
+    """R13: does a local checkpoint declare the document's rate."""
     stated = bits_of(recipe.model.quant if recipe.model else None)
     if stated is None:
         return Finding("R13", "should", True, "the document names no EXL3 rate")
     if checkpoint_bits is None:
-        return Finding("R13", "should", True, f"{stated:g} bpw; no checkpoint given to compare")
+        return Finding("R13", "should", True, f"{stated:g} bpw; no checkpoint that declares a rate to compare")
     return _finding(
         "R13",
         "should",

@@ -50,7 +50,7 @@ def pin_of(recipe: Recipe, kind: Kind) -> Pin | None:
 
 
 def checkpoint_bits(folder: Path) -> float | None:
-    """Bits that a folder's config declares, None for one that is not quantised.
+    """Bits that a folder's config declares: 16 without quantisation, None when it does not say.
 
     Raises CheckpointError when there is no readable config.
     """
@@ -58,6 +58,8 @@ def checkpoint_bits(folder: Path) -> float | None:
     text = config.get("text_config")
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     quant = config.get("quantization_config") or inner
+    if quant is None:
+        return 16.0
     bits = quant.get("bits") if isinstance(quant, dict) else None
     is_number = isinstance(bits, int | float) and not isinstance(bits, bool)
     return float(bits) if is_number else None  # type: ignore[arg-type]
