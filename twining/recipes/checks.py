@@ -215,7 +215,7 @@ def check_quant(recipe: Recipe, checkpoint_bits: float | None) -> Finding:
     if stated is None:
         return Finding("R13", "should", True, "the document names no EXL3 rate")
     if checkpoint_bits is None:
-        return Finding("R13", "should", True, f"{stated:g} bpw; no checkpoint that declares a rate to compare")
+        return Finding("R13", "should", True, f"{stated:g} bpw; no rate of a checkpoint to compare")
     return _finding(
         "R13",
         "should",
