@@ -76,8 +76,9 @@ def plan_command(
         sequences=sequences or None,
         split=_split(split) if split else None,
         with_mtp=mtp,
+        with_vision=vision,
+        embed_on_host=embed_on_host,
     )
-    changes |= {"with_vision": vision, "embed_on_host": embed_on_host}
     if drafter:
         changes["drafter"] = _drafter(drafter)
     recipe = _recipe(target)
@@ -90,8 +91,7 @@ def plan_command(
     else:
         request = _plain_request(_inventory(target, bits), devices)
     changes["margin_mib"] = max(margin_mib, request.margin_mib if recipe else 0)
-    request = replace(request, **changes)
-    request = replace(request, max_draft=_max_draft(request, num_draft_tokens))
+    request = _with_drafts(replace(request, **changes), num_draft_tokens)
     found = plan(request)
     speed = _speed(request, bits, machine)
     if html is not None:
@@ -215,12 +215,14 @@ def _split(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _max_draft(request: PlanRequest, asked: int) -> int:
-    if asked >= 0:
-        return asked
-    if request.max_draft:
-        return request.max_draft if request.drafter or request.with_mtp else 0
-    return min(15, request.drafter.config.block_size - 1) if request.drafter else 0
+def _with_drafts(request: PlanRequest, asked: int) -> PlanRequest:
+    """Drafts per step: as asked, as the recipe says, or what the drafter was trained for."""
+    count = asked
+    if asked < 0 and request.max_draft:
+        count = request.max_draft if request.drafter or request.with_mtp else 0
+    elif asked < 0:
+        count = min(15, request.drafter.config.block_size - 1) if request.drafter else 0
+    return replace(request, max_draft=count)
 
 
 def this_machine() -> Device:
