@@ -37,9 +37,9 @@ def test_slots_and_pages_come_back():
 
 def test_opening_a_slot_resets_its_planes():
     pool = make(max_seqs=1)
-    pool.recurrent.base.fill_(1)
-    pool.recurrent.conv.fill_(1)
-    pool.index.raw.fill_(1)
+    pool.stages[0].recurrent.base.fill_(1)
+    pool.stages[0].recurrent.conv.fill_(1)
+    pool.stages[0].index.raw.fill_(1)
     state = pool.open()
     for plane in pool.snapshot(state).values():
         assert not plane.any()

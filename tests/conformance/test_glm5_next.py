@@ -155,10 +155,10 @@ def test_routing(traced, text):
 @pytest.mark.parametrize(("layer", "plane"), [(3, 0), (7, 1)])
 def test_indexer(tiny, traced, text, layer, plane):
     state, got = traced
-    keys = state.pool.index.read_pages(plane, torch.tensor(state.pages))[0, :26]
+    keys = state.pool.stages[0].index.read_pages(plane, torch.tensor(state.pages))[0, :26]
     close(keys, text[f"layer{layer}.index_pool_keys"], BLOCK)
     want = [set(row.tolist()) - {-1} for row in text[f"layer{layer}.topk"]]
-    zero_row = state.pool.latent.zero_row
+    zero_row = state.pool.stages[0].latent.zero_row
     offset = state.pages[0] * 256
     for row, expected in zip(got[f"layer{layer}.rows"], want, strict=True):
         listed = [r - offset for r in row.tolist() if r != zero_row]
@@ -212,7 +212,9 @@ def test_decode_and_states(tiny, text):
         close(last.t(), text[f"state.layer{layer}.conv"][:, 1:], BLOCK)
     rows = state.pool.rows(state, 0, len(ids))
     for plane, layer in enumerate((3, 7)):
-        close(state.pool.latent.read(plane, rows), text[f"state.layer{layer}.latent"], BLOCK)
+        close(
+            state.pool.stages[0].latent.read(plane, rows), text[f"state.layer{layer}.latent"], BLOCK
+        )
 
 
 @pytest.mark.parametrize("name", ["chunks_a", "chunks_b"])
@@ -248,7 +250,7 @@ def test_shared_indexer(golden, shared):
     for i in (1, 2, 3):
         close(got[f"layer{i}.attn_in"], want[f"layer{i}.attn_in"], BLOCK)
         close(got[f"layer{i}.attn_out"], want[f"layer{i}.attn_out"], BLOCK)
-    offset, zero_row = state.pages[0] * 256, state.pool.latent.zero_row
+    offset, zero_row = state.pages[0] * 256, state.pool.stages[0].latent.zero_row
     for layer, recorded in ((1, 1), (2, 1), (3, 3)):
         for row, expected in zip(
             got[f"layer{layer}.rows"], want[f"layer{recorded}.topk"], strict=True

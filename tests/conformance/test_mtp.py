@@ -82,7 +82,7 @@ def test_stages_and_selection(model, want, text):
         first = int(start == 0)
         close(z[first:n], want["keep.block_out"][start + first : start + n], BLOCK)
         listed += batch.selection.rows[:n].tolist()
-    zero_row, offset = state.pool.latent.zero_row, state.pages[0] * 256
+    zero_row, offset = state.pool.stages[0].latent.zero_row, state.pages[0] * 256
     for row, expected in zip(listed, want["keep.selected"].tolist(), strict=True):
         assert {r - offset for r in row if r != zero_row} == set(expected) - {-1}
 

@@ -170,12 +170,13 @@ def test_cancelled_neighbours_leave_no_trace(bench, alone):
 
 def poison(pool, slots) -> None:
     """NaN into everything that a running sequence of these slots, or a free page, could hold."""
-    pool.latent._values[:, : pool.latent.zero_row] = float("nan")
-    pool.index.keys.fill_(float("nan"))
-    recurrent = pool.recurrent
+    planes = pool.stages[0]
+    planes.latent._values[:, : planes.latent.zero_row] = float("nan")
+    planes.index.keys.fill_(float("nan"))
+    recurrent = planes.recurrent
     for plane in (
-        pool.index.raw,
-        pool.index.candidates,
+        planes.index.raw,
+        planes.index.candidates,
         recurrent.base,
         recurrent.conv,
         recurrent.log_k,
@@ -207,7 +208,7 @@ def test_a_sequence_gone_wrong_hurts_nobody(bench, alone):
     engine.step()
     state = engine._sequences["victim"].state
     engine._pool.settle(state)
-    engine._pool.recurrent.base[state.slot] = float("nan")
+    engine._pool.stages[0].recurrent.base[state.slot] = float("nan")
     results = {r.id: Result(request_id=r.id) for r in [victim, *requests]}
     for request in requests[:9]:
         engine.submit(request)

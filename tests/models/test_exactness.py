@@ -6,25 +6,30 @@ import pytest
 import torch
 
 from twining.cache.pool import CachePool, SequenceState
+from twining.cache.stage import StagePlanes
 from twining.models.glm5_next.model import Glm5Next
 
 VOCAB = 203
 DRAFT = 7
 
 
+def poison(planes: StagePlanes) -> None:
+    for tensor in planes.latent.tensors():
+        if tensor.is_floating_point():
+            tensor[:, :-1] = float("nan")
+    recurrent, index = planes.recurrent, planes.index
+    for tensor in (recurrent.base, recurrent.conv, recurrent.log_k, recurrent.log_v,
+                   recurrent.log_decay, recurrent.log_beta, index.keys, index.raw,
+                   index.candidates):  # fmt: skip
+        tensor.fill_(float("nan"))
+
+
 def poisoned_pool(model: Glm5Next, rng: random.Random, **kw) -> CachePool:
     """A pool whose pages come in random order and hold NaN, as do slots that were never opened."""
     sizes = {"num_pages": 40, "max_seqs": 9, "max_draft": DRAFT} | kw
     pool = model.make_pool(**sizes)
-    for tensor in pool.latent.tensors():
-        if tensor.is_floating_point():
-            tensor[:, :-1] = float("nan")
-    pool.index.keys.fill_(float("nan"))
-    recurrent = pool.recurrent
-    for tensor in (recurrent.base, recurrent.conv, recurrent.log_k, recurrent.log_v,
-                   recurrent.log_decay, recurrent.log_beta, pool.index.raw,
-                   pool.index.candidates):  # fmt: skip
-        tensor.fill_(float("nan"))
+    for planes in pool.stages:
+        poison(planes)
     rng.shuffle(pool.pages._free)
     rng.shuffle(pool._free_slots)
     return pool
@@ -224,9 +229,9 @@ def test_fp16_candidates_score_as_committed_pools(small_model):
     state = opened(pool, 90)
     small_model.prefill(state, random_ids(rng, 62))
     small_model.verify([(state, random_ids(rng, 8))])
-    candidates = pool.index.candidates[state.slot, :-1, :2].clone()
+    candidates = pool.stages[0].index.candidates[state.slot, :-1, :2].clone()
     small_model.commit(state, 7)
-    assert torch.equal(pool.index.keys[:-1, state.pages[0], 15:17], candidates)
+    assert torch.equal(pool.stages[0].index.keys[:-1, state.pages[0], 15:17], candidates)
 
 
 def test_slots_are_clean_after_reuse(small_model):

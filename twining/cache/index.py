@@ -19,7 +19,7 @@ KEY_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 class IndexPlane:
     """Pooled keys [L, pages, K, D] and, per slot, raw [L, ring, 2 D] and candidates [L, c, D]."""
 
-    __slots__ = ("candidates", "keys", "pool", "pools_per_page", "raw", "ring")
+    __slots__ = ("candidates", "first", "keys", "pool", "pools_per_page", "raw", "ring")
 
     def __init__(
         self,
@@ -31,11 +31,16 @@ class IndexPlane:
         dim: int,
         window: int,
         dtype: torch.dtype = torch.float32,
+        first: int = 0,
     ) -> None:
-        """window: most rows of one verify. Raises ConfigError unless pools divide a page."""
+        """window: most rows of one verify; first: see cache/stage.py.
+
+        Raises ConfigError unless pools divide a page.
+        """
         if PAGE_SIZE % pool:
             raise ConfigError(f"index_kpool={pool} does not divide the page of {PAGE_SIZE} tokens")
         self.pool = pool
+        self.first = first
         self.pools_per_page = PAGE_SIZE // pool
         self.ring = PREFILL_BLOCK + pool + window
         self.keys = torch.zeros(num_layers, num_pages, self.pools_per_page, dim, dtype=dtype)
@@ -71,6 +76,11 @@ class IndexPlane:
 
     def reset(self, slot: int) -> None:
         self.raw[slot].zero_()
+
+    @property
+    def layers(self) -> slice:
+        """Which of the whole model's layers of this kind are here."""
+        return slice(self.first, self.first + len(self.keys))
 
     @property
     def nbytes_paged(self) -> int:

@@ -23,12 +23,18 @@ _GROUP = 32  # values that share one scale
 class LatentPlane:
     """Latents of all MLA layers. Reads return float32 whatever the format."""
 
-    __slots__ = ("_bits", "_scales", "_values", "width", "zero_row")
+    __slots__ = ("_bits", "_scales", "_values", "first", "width", "zero_row")
 
-    def __init__(self, num_layers: int, num_pages: int, width: int, fmt: LatentFormat) -> None:
-        """Raises ConfigError for an unknown format, or a width that it cannot hold."""
+    def __init__(
+        self, num_layers: int, num_pages: int, width: int, fmt: LatentFormat, *, first: int = 0
+    ) -> None:
+        """first: the model's number of this plane's first layer (see cache/stage.py).
+
+        Raises ConfigError for an unknown format, or a width that it cannot hold.
+        """
         rows = num_pages * PAGE_SIZE + 1
         self.width = width
+        self.first = first
         self.zero_row = rows - 1
         self._scales: Tensor | None = None
         self._bits = _BITS.get(fmt, 0)
@@ -77,6 +83,11 @@ class LatentPlane:
         self._values.index_copy_(1, rows_T, planes["latent"])
         if self._scales is not None:
             self._scales.index_copy_(1, rows_T, planes["latent_scale"])
+
+    @property
+    def layers(self) -> slice:
+        """Which of the whole model's layers of this kind are here."""
+        return slice(self.first, self.first + len(self._values))
 
     @property
     def nbytes(self) -> int:

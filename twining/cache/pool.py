@@ -1,9 +1,10 @@
-"""All cache planes of one model on one device, and the sequences that live in them.
+"""All cache planes of one model, and the sequences that live in them.
 
-Source: design.md P3, P4. A sequence owns a slot (planes of fixed size) and pages (planes that grow
-with its length), and everything is addressed by logical position: position p is at row p % 256 of
-page pages[p // 256]. Opening a slot resets its planes; pages are not cleared, because nothing above
-a sequence's length is ever visible.
+Source: design.md P3, P4. The planes of a stage's layers are together (`stages`); slots and pages
+are the same for every stage, so one SequenceState serves them all. A sequence owns a slot (planes
+of fixed size) and pages (planes that grow with its length), and everything is addressed by logical
+position: position p is at row p % 256 of page pages[p // 256]. Opening a slot resets its planes;
+pages are not cleared, because nothing above a sequence's length is ever visible.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from twining.cache.index import KEY_DTYPES, IndexPlane
-from twining.cache.latent import LatentPlane
+from twining.cache.index import KEY_DTYPES
 from twining.cache.pages import PageAllocator
-from twining.cache.recurrent import RecurrentPlane
+from twining.cache.stage import StagePlanes
 from twining.checkpoint.hf_config import Glm5NextConfig
 from twining.config import PAGE_SIZE, LatentFormat
 from twining.errors import ConfigError
@@ -46,8 +46,9 @@ class SequenceState:
 class CachePool:
     """Planes for max_seqs sequences and num_pages shared pages.
 
-    Layers are numbered within a plane: `latent` has the MLA layers in order and then the MTP block;
-    `index` has the layers with an indexer of their own, and then the MTP block.
+    zero_row: the storage row that reads as zeros in every stage. conv_ring: rows of a convolution
+    ring. Whoever calls `snapshot`, `restore` and the like must have no pass of that sequence under
+    way; passes of other sequences do not matter.
     """
 
     def __init__(
@@ -60,8 +61,12 @@ class CachePool:
         latent_format: LatentFormat = "fp32",
         index_format: str = "fp32",
         has_mtp: bool = False,
+        partition: Sequence[int] = (),
     ) -> None:
-        """Raises ConfigError for sizes or formats that cannot be honoured."""
+        """partition: trunk layers of each stage, () for one stage with all of them; the MTP block
+        is on the last. Raises ConfigError for sizes or formats that cannot be honoured.
+        """
+        partition = tuple(partition) or (config.num_layers,)
         if num_pages < 1 or max_seqs < 1 or max_draft < 0:
             raise ConfigError(
                 f"cache of {num_pages} pages, {max_seqs} sequences, {max_draft} drafts: the first"
@@ -74,31 +79,30 @@ class CachePool:
             )
         if index_format not in KEY_DTYPES:
             raise ConfigError(f"index_format={index_format!r} is unknown; use fp32 or fp16")
-        mtp = int(has_mtp)
-        full = sum(config.indexer_types[i] == "full" for i in config.mla_layers)
+        if min(partition) < 1 or sum(partition) != config.num_layers:
+            raise ConfigError(
+                f"partition {','.join(map(str, partition))} does not divide the model's"
+                f" {config.num_layers} layers into stages of at least one"
+            )
         self.window = max_draft + 1
         self.pages = PageAllocator(num_pages)
-        self.latent = LatentPlane(
-            len(config.mla_layers) + mtp, num_pages, config.kv_lora_rank, latent_format
-        )
-        self.index = IndexPlane(
-            full + mtp,
-            num_pages,
-            max_seqs,
-            pool=config.index_pool,
-            dim=config.index_head_dim,
-            window=self.window,
-            dtype=KEY_DTYPES[index_format],
-        )
-        self.recurrent = RecurrentPlane(
-            max_seqs,
-            len(config.kda_layers),
-            heads=config.kda_heads,
-            dim=config.kda_head_dim,
-            kernel=config.conv_kernel,
-            window=self.window,
-        )
-        self.num_index_layers = full  # of the trunk
+        self.stages: list[StagePlanes] = []
+        first = 0
+        for num, count in enumerate(partition, 1):
+            planes = StagePlanes(
+                config,
+                range(first, first + count),
+                num_pages=num_pages,
+                max_seqs=max_seqs,
+                window=self.window,
+                latent_format=latent_format,
+                key_dtype=KEY_DTYPES[index_format],
+                has_mtp=has_mtp and num == len(partition),
+            )
+            self.stages.append(planes)
+            first += count
+        self.zero_row = self.stages[0].latent.zero_row
+        self.conv_ring = self.stages[0].recurrent.ring
         self._free_slots = list(range(max_seqs - 1, -1, -1))
 
     @property
@@ -110,8 +114,8 @@ class CachePool:
         if not self._free_slots:
             return None
         slot = self._free_slots.pop()
-        self.recurrent.reset(slot)
-        self.index.reset(slot)
+        for planes in self.stages:
+            planes.reset(slot)
         return SequenceState(self, slot)
 
     def close(self, state: SequenceState) -> None:
@@ -135,9 +139,9 @@ class CachePool:
 
     def settle(self, state: SequenceState) -> None:
         """Replay pending rows, so that the KDA base is the state after `length` tokens."""
-        if state.num_pending:
-            self.recurrent.replay(state.slot, state.num_pending)
-            state.num_pending = 0
+        num, state.num_pending = state.num_pending, 0
+        for planes in self.stages:
+            planes.recurrent.replay(state.slot, num)
 
     def rows(self, state: SequenceState, start: int, stop: int) -> Tensor:
         """Storage rows of positions start … stop - 1."""
@@ -146,12 +150,15 @@ class CachePool:
         return table[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
     def snapshot(self, state: SequenceState) -> dict[str, Tensor]:
-        """Settle, then copy the planes of fixed size, by plane name."""
+        """Settle, then copy the planes of fixed size, by plane name; the layers of all stages
+        together, so that the copy fits any partition.
+        """
         self.settle(state)
+        slot = state.slot
         return {
-            "kda_state": self.recurrent.base[state.slot].clone(),
-            "kda_conv": self.recurrent.conv[state.slot].clone(),
-            "index_tail": self.index.raw[state.slot].clone(),
+            "kda_state": torch.cat([p.recurrent.base[slot] for p in self.stages]),
+            "kda_conv": torch.cat([p.recurrent.conv[slot] for p in self.stages]),
+            "index_tail": torch.cat([p.index.raw[slot] for p in self.stages]),
         }
 
     def restore(
@@ -174,33 +181,37 @@ class CachePool:
                 f"CachePool.restore: missing planes {missing}, state of {state.length} tokens,"
                 f" {len(pages)} pages for {length} tokens"
             )
-        self.recurrent.base[state.slot].copy_(planes["kda_state"])
-        self.recurrent.conv[state.slot].copy_(planes["kda_conv"])
-        self.index.raw[state.slot].copy_(planes["index_tail"])
+        for own in self.stages:
+            kda, index = own.recurrent.layers, own.index.layers
+            own.recurrent.base[state.slot].copy_(planes["kda_state"][kda])
+            own.recurrent.conv[state.slot].copy_(planes["kda_conv"][kda])
+            own.index.raw[state.slot].copy_(planes["index_tail"][index])
         state.length, state.pages = length, list(pages)
 
     def export_pages(self, state: SequenceState) -> dict[str, Tensor]:
-        """Copies of the paged planes up to the sequence's length (for preemption)."""
+        """Copies of the paged planes up to the sequence's length (for preemption), the layers of
+        all stages together.
+        """
         num = -(-state.length // PAGE_SIZE)
-        planes = self.latent.export_rows(self.rows(state, 0, num * PAGE_SIZE))
+        rows = self.rows(state, 0, num * PAGE_SIZE)
         table = torch.tensor(state.pages[:num], dtype=torch.int64)
-        planes["index_keys"] = self.index.keys.index_select(1, table)
-        return planes
+        parts = [p.export_pages(rows, table) for p in self.stages]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def import_pages(self, state: SequenceState, planes: dict[str, Tensor]) -> None:
         """Write exported pages to the pages that the sequence holds now."""
         num = planes["index_keys"].shape[1]
         if num > len(state.pages):
             raise ValueError(f"CachePool.import_pages: {num} pages for {len(state.pages)} held")
-        self.latent.import_rows(self.rows(state, 0, num * PAGE_SIZE), planes)
+        rows = self.rows(state, 0, num * PAGE_SIZE)
         table = torch.tensor(state.pages[:num], dtype=torch.int64)
-        self.index.keys.index_copy_(1, table, planes["index_keys"])
+        for own in self.stages:
+            own.import_pages(rows, table, planes)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes of each plane."""
-        return {
-            "latent": self.latent.nbytes,
-            "index_keys": self.index.nbytes_paged,
-            "index_slots": self.index.nbytes_slots,
-            "kda": self.recurrent.nbytes,
-        }
+        """Bytes of each plane, all stages together."""
+        total = dict.fromkeys(self.stages[0].nbytes(), 0)
+        for planes in self.stages:
+            for name, count in planes.nbytes().items():
+                total[name] += count
+        return total

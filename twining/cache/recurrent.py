@@ -29,12 +29,22 @@ class RecurrentPlane:
     """base [slots, L, A, D, D]; log k, v, decay [slots, L, M, Q], beta [slots, L, M, A];
     conv [slots, L, K - 1 + M, 3 Q]. All float32."""
 
-    __slots__ = ("base", "conv", "log_beta", "log_decay", "log_k", "log_v", "ring")
+    __slots__ = ("base", "conv", "first", "log_beta", "log_decay", "log_k", "log_v", "ring")
 
     def __init__(
-        self, num_slots: int, num_layers: int, *, heads: int, dim: int, kernel: int, window: int
+        self,
+        num_slots: int,
+        num_layers: int,
+        *,
+        heads: int,
+        dim: int,
+        kernel: int,
+        window: int,
+        first: int = 0,
     ) -> None:
+        """window: most rows of one verify; first: see cache/stage.py."""
         width = heads * dim
+        self.first = first
         self.ring = kernel - 1 + window
         self.base = torch.zeros(num_slots, num_layers, heads, dim, dim)
         self.log_k = torch.zeros(num_slots, num_layers, window, width)
@@ -74,6 +84,11 @@ class RecurrentPlane:
             by_time(self.log_v, D),
             by_time(self.log_beta, 1),
         )
+
+    @property
+    def layers(self) -> slice:
+        """Which of the whole model's layers of this kind are here."""
+        return slice(self.first, self.first + self.base.shape[1])
 
     @property
     def nbytes(self) -> int:

@@ -38,8 +38,8 @@ class Selection:
 class RowBatch:
     """What attention layers need.
 
-    `commits`: completed pools go to their pages at once (prompt rows, MTP rows) instead of being
-    candidates until accepted (verify rows).
+    `planes`: those of the stage whose layers run. `commits`: completed pools go to their pages at
+    once (prompt rows, MTP rows) instead of being candidates until accepted (verify rows).
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class RowBatch:
             [s.state.pages + [0] * (longest - len(s.state.pages)) for s in segments]
         )
         self.write_rows = self.storage_rows(self.positions.unsqueeze(1))[: self.num_real, 0]
+        self.planes = pool.stages[0]
         self.selection: Selection | None = None  # of the last layer with its own indexer
 
     def storage_rows(self, positions_RW: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class RowBatch:
         """Remember the positions of this layer (-1: none) for it and for the layers that share."""
         valid = positions_RW >= 0
         rows = self.storage_rows(positions_RW.clamp(min=0))
-        rows = rows.masked_fill(~valid, self.pool.latent.zero_row)
+        rows = rows.masked_fill(~valid, self.pool.zero_row)
         self.selection = Selection(rows, valid)
         return self.selection
 
@@ -105,7 +106,7 @@ class VerifyBatch(RowBatch):
             segments.append(Segment(state, offset, count, state.length))
             offset += count
         super().__init__(pool, segments, block=DECODE_ROWS, commits=False)
-        ring = pool.recurrent.ring
+        ring = pool.conv_ring
         self.sequence_slots = torch.tensor([s.state.slot for s in segments])
         slots = self.sequence_slots[self.sequence]
         window: list[int] = []

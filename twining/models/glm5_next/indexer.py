@@ -35,7 +35,7 @@ class IndexRows:
 
 
 class Indexer:
-    """Weights of one layer's indexer; `plane` is its number in the index plane."""
+    """Weights of one layer's indexer; `plane` is its number among the index planes."""
 
     def __init__(
         self, source: WeightSource, config: Glm5NextConfig, index: int, plane: int
@@ -94,33 +94,35 @@ class Indexer:
 
     def _append(self, batch: RowBatch, rows: IndexRows, segment: Segment) -> None:
         """Store the segment's raw rows and build the pools they complete."""
-        plane, slot = batch.pool.index, segment.state.slot
+        plane, slot = batch.planes.index, segment.state.slot
+        layer = self.plane - plane.first
         span = slice(segment.offset, segment.offset + segment.count)
-        plane.write_raw(slot, self.plane, segment.start, rows.raw[span])
+        plane.write_raw(slot, layer, segment.start, rows.raw[span])
         first = segment.start // self.pool
         num = (segment.start + segment.count) // self.pool - first
         if not num:
             return
         # Always as many pools as a full block or window can complete: one shape, see design.md P1.
         longest = max(batch.block, WINDOW_ROWS) if batch.commits else batch.pool.window
-        raw = plane.read_raw(slot, self.plane, first, -(-longest // self.pool))
+        raw = plane.read_raw(slot, layer, first, -(-longest // self.pool))
         keys = build_pools(raw[..., : self.dim], raw[..., self.dim :], self.ape)[:num]
         if batch.commits:
-            plane.write_pools(self.plane, segment.state.pages, first, keys)
+            plane.write_pools(layer, segment.state.pages, first, keys)
         else:
-            plane.candidates[slot, self.plane, :num] = keys.to(plane.candidates.dtype)
+            plane.candidates[slot, layer, :num] = keys.to(plane.candidates.dtype)
 
     def scores(self, batch: RowBatch, rows: IndexRows, segment: Segment) -> Tensor:
         """Scores [padded rows, pools] of a segment against every pool, hidden ones included."""
-        plane, pages = batch.pool.index, segment.state.pages
+        plane, pages = batch.planes.index, segment.state.pages
+        layer = self.plane - plane.first
         span = slice(segment.offset, segment.offset + segment.count)
         first = segment.start // self.pool
         end = (segment.start + segment.count) // self.pool
         num_pages = -(-end // plane.pools_per_page)
         listed = pages[:num_pages] + [pages[0]] * (-num_pages % GROUP)
-        keys = plane.read_pages(self.plane, torch.tensor(listed))
+        keys = plane.read_pages(layer, torch.tensor(listed))
         if not batch.commits:
-            candidates = plane.candidates[segment.state.slot, self.plane, : end - first]
+            candidates = plane.candidates[segment.state.slot, layer, : end - first]
             keys.view(-1, self.dim)[first:end] = candidates.float()
         # One shape per family, whatever the number of rows.
         num_rows = max(batch.block, WINDOW_ROWS)

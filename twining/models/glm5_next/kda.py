@@ -32,7 +32,7 @@ class KdaRows:
 
 
 class KdaMixer:
-    """One layer's weights; `plane` is its number within the recurrent plane."""
+    """One layer's weights; `plane` is its number among the KDA layers."""
 
     def __init__(self, source: WeightSource, config: Glm5NextConfig, index: int) -> None:
         names = source.names.kda(index)
@@ -60,7 +60,7 @@ class KdaMixer:
         gate = head_linear(low, self.gate_b, block=batch.block)
         decay = log_decay(gate[:, 0], self.dt_bias, self.a_exp, self.lower_bound)
         beta = sigmoid(proj[:, 3 * Q + 2 * D :].contiguous())
-        plane = batch.pool.recurrent
+        plane = batch.planes.recurrent
         if isinstance(batch, VerifyBatch):
             conv = self._conv_verify(plane, batch, proj[:, : 3 * Q])
         else:
@@ -82,13 +82,13 @@ class KdaMixer:
         return row_linear(out.view(R, Q), self.o_proj, block=batch.block)
 
     def _conv_verify(self, plane: RecurrentPlane, batch: VerifyBatch, z: Tensor) -> Tensor:
-        ring = plane.conv[:, self.plane]
+        ring = plane.conv[:, self.plane - plane.first]
         ring.index_put_((batch.slots, batch.ring_rows), z[: batch.num_real])
         return causal_conv(ring[batch.tap_slots, batch.taps], self.conv)
 
     def _conv_prefill(self, plane: RecurrentPlane, batch: PrefillBlock, z: Tensor) -> Tensor:
         segment, kernel = batch.segment, self.conv.shape[0]
-        ring = plane.conv[segment.state.slot, self.plane]
+        ring = plane.conv[segment.state.slot, self.plane - plane.first]
         history = torch.arange(segment.start - kernel + 1, segment.start).remainder_(plane.ring)
         conv = causal_conv(windows(torch.cat((ring[history], z)), kernel), self.conv)
         first = max(0, segment.count - kernel + 1)
@@ -103,13 +103,14 @@ class KdaMixer:
         log = WindowLog(
             rows.k.reshape(R, Q), rows.v.reshape(R, Q), decay.view(R, Q), rows.beta.view(R, A)
         )
-        plane.write_log(self.plane, batch.slots, batch.window_rows, log)
+        layer = self.plane - plane.first
+        plane.write_log(layer, batch.slots, batch.window_rows, log)
         n = len(batch.segments)
 
         def by_time(x: Tensor) -> Tensor:
             return x.index_select(0, batch.by_time).view(batch.longest, n * A, -1)
 
-        state = plane.base[batch.sequence_slots, self.plane].view(n * A, D, D)
+        state = plane.base[batch.sequence_slots, layer].view(n * A, D, D)
         out = recurrence(
             state, by_time(decay), by_time(rows.k), by_time(rows.q), by_time(rows.v),
             by_time(rows.beta),
@@ -127,7 +128,7 @@ class KdaMixer:
                 x[:, segment.count :] = 0.0
             return x
 
-        state = plane.base[segment.state.slot, self.plane]
+        state = plane.base[segment.state.slot, self.plane - plane.first]
         out = chunk(
             state,
             by_head(rows.log_decay),

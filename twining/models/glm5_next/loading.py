@@ -6,6 +6,8 @@ and hands out meta tensors, so that all missing tensors are reported before anyt
 Everything is float32 on the CPU; tensors that must stay float32 are accepted in any float type.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,18 +22,23 @@ _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class WeightSource:
-    """Hands out float32 weights of checked shapes, or meta tensors when dry."""
+    """Hands out float32 weights of checked shapes, or meta tensors when dry.
 
-    __slots__ = ("ckpt", "dry", "missing", "names")
+    num_bytes: bytes of all weights handed out so far.
+    """
+
+    __slots__ = ("ckpt", "dry", "missing", "names", "num_bytes")
 
     def __init__(self, ckpt: Checkpoint, *, dry: bool) -> None:
         self.ckpt = ckpt
         self.dry = dry
         self.names = TensorNames.find(ckpt.tensors)
         self.missing: list[str] = []
+        self.num_bytes = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A bare tensor. Raises CheckpointError for another shape or a type that is not float."""
+        self.num_bytes += 4 * math.prod(shape)
         if self.dry:
             if name not in self.ckpt:
                 self.missing.append(name)
@@ -46,6 +53,7 @@ class WeightSource:
 
     def linear(self, module: str, out_features: int, in_features: int) -> Tensor:
         """A linear layer without bias as float32 [out, in], quantised or not."""
+        self.num_bytes += 4 * out_features * in_features
         if self.dry:
             if not self.names.has_module(module):
                 self.missing.append(f"{module}.weight")

@@ -25,7 +25,8 @@ _ATTEND_ROWS = 16  # rows whose latents are gathered at once; bounds memory
 
 @dataclass(frozen=True, slots=True)
 class PlaneNumbers:
-    """Where a layer's rows live: its number in the latent plane, and in the index plane if any."""
+    """Where a layer's rows live: its number in the latent plane, and in the index plane if any;
+    both count the layers of the whole model (see cache/stage.py)."""
 
     latent: int
     index: int | None
@@ -74,7 +75,8 @@ class MlaMixer:
         proj = row_linear(x_RH, self.in_proj, block=batch.block)
         r = rms_norm(proj[:, : self.rank], self.q_norm, self.eps)
         latent = rms_norm(proj[:, self.rank : self.rank + L], self.kv_norm, self.eps)
-        batch.pool.latent.write(self.planes.latent, batch.write_rows, latent[: batch.num_real])
+        plane = batch.planes.latent
+        plane.write(self.planes.latent - plane.first, batch.write_rows, latent[: batch.num_real])
         queries = row_linear(r, self.q_proj, block=batch.block)
         if self.indexer is not None:
             rows = self.indexer.rows(proj[:, self.rank + L :], queries[:, A * self.key_dim :])
@@ -87,10 +89,10 @@ class MlaMixer:
     def _attend(self, batch: RowBatch, q_RAL: Tensor) -> Tensor:
         selection = batch.selection
         assert selection is not None, "the first MLA layer has an indexer of its own"
-        parts = []
+        plane, parts = batch.planes.latent, []
         step = min(batch.block, _ATTEND_ROWS)
         for i in range(0, batch.num_rows, step):
             span = slice(i, i + step)
-            latents = batch.pool.latent.read(self.planes.latent, selection.rows[span])
+            latents = plane.read(self.planes.latent - plane.first, selection.rows[span])
             parts.append(attend(q_RAL[span], latents, selection.valid[span], self.key_dim**-0.5))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

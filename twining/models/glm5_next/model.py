@@ -1,10 +1,12 @@
 """The text model: prefill in 64-token blocks, verify of drafted rows, commit of what was accepted.
 
-Source: spec/glm5_next.md sections 4, 10, 17; design.md P1, P2, P4.
+Source: spec/glm5_next.md sections 4, 10, 17; design.md P1, P2, P4. A pass is a Hop that runs
+through the stages of its cache pool in order: here one after the other (with one stage, that is all
+there is), in engine/pipeline.py each stage on a worker of its own. Both use the same code.
 Letters: R rows, H hidden, N streams, V vocabulary, NT taps, T tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +21,7 @@ from twining.errors import CheckpointError, ConfigError
 from twining.kernels.norm.reference import rms_norm
 from twining.kernels.row_linear.reference import DECODE_ROWS, pad_rows, padded_rows, row_linear
 from twining.models.glm5_next.batch import PrefillBlock, RowBatch, VerifyBatch
+from twining.models.glm5_next.hop import Hop
 from twining.models.glm5_next.layer import TrunkLayer
 from twining.models.glm5_next.loading import WeightSource
 from twining.models.glm5_next.mtp import MtpBlock
@@ -47,7 +50,12 @@ class Glm5Next:
         self.final_norm = source.tensor(names.final_norm, H)
         tied = config.tie_word_embeddings and not names.has_module(names.lm_head)
         self.head = self.embedding if tied else source.linear(names.lm_head, V, H)
-        self.layers = [TrunkLayer(source, config, i) for i in range(config.num_layers)]
+        self.layers = []
+        self.layer_bytes: list[int] = []
+        for i in range(config.num_layers):
+            before = source.num_bytes
+            self.layers.append(TrunkLayer(source, config, i))
+            self.layer_bytes.append(source.num_bytes - before)
         has_mtp = config.num_mtp_layers > 0 and names.has_layer(config.num_layers)
         self.mtp = MtpBlock(source, config, self.embedding) if has_mtp else None
 
@@ -91,8 +99,11 @@ class Glm5Next:
         max_draft: int,
         latent_format: LatentFormat = "fp32",
         index_format: str = "fp32",
+        partition: Sequence[int] = (),
     ) -> CachePool:
-        """Cache planes for this model (the MTP block's included). Raises ConfigError."""
+        """Cache planes for this model (the MTP block's included), divided over stages of that many
+        layers (() = one stage). Raises ConfigError.
+        """
         return CachePool(
             self.config,
             num_pages=num_pages,
@@ -101,6 +112,7 @@ class Glm5Next:
             latent_format=latent_format,
             index_format=index_format,
             has_mtp=self.has_mtp,
+            partition=partition,
         )
 
     @torch.no_grad()  # callers may change the result in place
@@ -132,6 +144,14 @@ class Glm5Next:
         embeds: float32 [T, H] rows to use instead of the ids' embeddings.
         Raises ValueError when the start is not 64-aligned, or for the reasons of prefill_block.
         """
+        return join_rows([self.run(hop) for hop in self.prefill_hops(state, ids, embeds=embeds)])
+
+    def prefill_hops(
+        self, state: SequenceState, ids: Sequence[int], *, embeds: Tensor | None = None
+    ) -> Iterator[Hop]:
+        """The blocks of `prefill`, each to be run after the one before it. A block counts as
+        computed (state.length) from the moment it is handed out.
+        """
         if state.length % PREFILL_BLOCK:
             raise ValueError(
                 f"prefill: starts at {state.length}, which is not a multiple of {PREFILL_BLOCK};"
@@ -139,24 +159,20 @@ class Glm5Next:
             )
         if not ids:
             raise ValueError("prefill: no tokens")
-        blocks = []
         for i in range(0, len(ids), PREFILL_BLOCK):
             span = slice(i, i + PREFILL_BLOCK)
             rows = None if embeds is None else embeds[span]
-            blocks.append(self.prefill_block(state, ids[span], embeds=rows))
-        if len(blocks) == 1:
-            return blocks[0]
-        taps = [block.taps for block in blocks if block.taps is not None]
-        return TrunkRows(
-            torch.cat([block.hidden for block in blocks]), torch.cat(taps) if taps else None
-        )
+            yield self._block_hop(state, ids[span], rows)
 
-    @torch.inference_mode()
     def prefill_block(
         self, state: SequenceState, ids: Sequence[int], *, embeds: Tensor | None = None
     ) -> TrunkRows:
         """1 to 64 tokens from state.length, wherever that is: the arithmetic behind `prefill`,
         whose alignment is policy. Raises ValueError for more tokens, or pages not reserved."""
+        return self.run(self._block_hop(state, ids, embeds))
+
+    @torch.inference_mode()
+    def _block_hop(self, state: SequenceState, ids: Sequence[int], embeds: Tensor | None) -> Hop:
         count = len(ids)
         if not 1 <= count <= PREFILL_BLOCK:
             raise ValueError(f"prefill_block: {count} tokens, expected 1 to {PREFILL_BLOCK}")
@@ -164,13 +180,11 @@ class Glm5Next:
         x = self.embed(ids) if embeds is None else embeds
         if x.shape != (count, self.config.hidden_size):
             raise ValueError(f"prefill: embeds are {list(x.shape)} for {count} tokens")
-        state.pool.settle(state)
+        hop = self._start(PrefillBlock(state, count), x)
         state.num_window = 0
-        rows = self._forward(PrefillBlock(state, count), x)
         state.length += count
-        return rows
+        return hop
 
-    @torch.inference_mode()
     def verify(self, batch: Sequence[tuple[SequenceState, Sequence[int]]]) -> TrunkRows:
         """Rows of every sequence (anchor, then drafts, at positions from its length), concatenated.
 
@@ -178,6 +192,11 @@ class Glm5Next:
         first. Raises ValueError for an empty batch, no or too many rows, a repeated sequence, or
         pages not reserved.
         """
+        return self.run(self.verify_hop(batch))
+
+    @torch.inference_mode()
+    def verify_hop(self, batch: Sequence[tuple[SequenceState, Sequence[int]]]) -> Hop:
+        """The pass of `verify`, not yet run."""
         if not batch:
             raise ValueError("verify: empty batch")
         pool = batch[0][0].pool
@@ -191,13 +210,11 @@ class Glm5Next:
                 )
             _check_room("verify", state, len(ids))
         x = self.embed([token for _, ids in batch for token in ids])
-        for state, _ in batch:
-            pool.settle(state)
         counts = [(state, len(ids)) for state, ids in batch]
-        rows = self._forward(VerifyBatch(pool, counts, kernel=self.config.conv_kernel), x)
+        hop = self._start(VerifyBatch(pool, counts, kernel=self.config.conv_kernel), x)
         for state, count in counts:
             state.num_window = count
-        return rows
+        return hop
 
     @torch.inference_mode()
     def commit(self, state: SequenceState, num_rows: int) -> None:
@@ -210,28 +227,56 @@ class Glm5Next:
                 f"commit: {num_rows} rows for slot {state.slot}, but its last verify has"
                 f" {state.num_window} rows to accept"
             )
-        index, pool = state.pool.index, self.config.index_pool
+        pool = self.config.index_pool
         first = state.length // pool
         num = (state.length + num_rows) // pool - first
-        trunk = slice(0, state.pool.num_index_layers)
-        if num:
-            keys = index.candidates[state.slot, trunk, :num]
-            index.write_pools(trunk, state.pages, first, keys)
+        for planes in state.pool.stages:
+            planes.commit_pools(state.slot, state.pages, first, num)
         state.length += num_rows
         state.num_window = 0
         state.num_pending = num_rows
 
-    def _forward(self, batch: RowBatch, x_TH: Tensor) -> TrunkRows:
+    def _start(self, batch: RowBatch, x_TH: Tensor) -> Hop:
+        """The embeddings as streams; pending rows become the stages' business."""
         x = pad_rows(x_TH, batch.num_rows)
-        streams = x.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
-        taps = {}
-        for i, layer in enumerate(self.layers):
-            streams = layer.forward(batch, streams)
+        states = [s.state for s in batch.segments]
+        pending = [(s.slot, s.num_pending) for s in states if s.num_pending]
+        for state in states:
+            state.num_pending = 0
+        return Hop(batch, x.unsqueeze(1).repeat(1, self.config.hc_mult, 1), pending)
+
+    def run(self, hop: Hop) -> TrunkRows:
+        """The whole pass on the calling thread."""
+        for number in range(len(hop.batch.pool.stages)):
+            self.run_stage(hop, number)
+        return self.finish(hop)
+
+    @torch.inference_mode()
+    def run_stage(self, hop: Hop, number: int) -> None:
+        """The layers of one stage of the pool; stages must be run in order."""
+        batch = hop.batch
+        batch.planes = planes = batch.pool.stages[number]
+        for slot, num in hop.pending:
+            planes.recurrent.replay(slot, num)
+        for i in planes.trunk_layers:
+            hop.streams = self.layers[i].forward(batch, hop.streams)
             if i in self.tap_layers:
-                taps[i] = streams.mean(1)[: batch.num_real]
-        hidden = rms_norm(streams.mean(1), self.final_norm, self.config.rms_norm_eps)
-        tapped = torch.cat([taps[i] for i in self.tap_layers], 1) if taps else None
-        return TrunkRows(hidden[: batch.num_real], tapped)
+                hop.taps[i] = hop.streams.mean(1)[: batch.num_real]
+
+    @torch.inference_mode()
+    def finish(self, hop: Hop) -> TrunkRows:
+        """What the last stage makes of streams that passed every layer."""
+        hidden = rms_norm(hop.streams.mean(1), self.final_norm, self.config.rms_norm_eps)
+        tapped = torch.cat([hop.taps[i] for i in self.tap_layers], 1) if hop.taps else None
+        return TrunkRows(hidden[: hop.batch.num_real], tapped)
+
+
+def join_rows(parts: Sequence[TrunkRows]) -> TrunkRows:
+    """Rows of consecutive passes, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    taps = [part.taps for part in parts if part.taps is not None]
+    return TrunkRows(torch.cat([part.hidden for part in parts]), torch.cat(taps) if taps else None)
 
 
 def _check_room(what: str, state: SequenceState, count: int) -> None:

@@ -102,6 +102,7 @@ class MtpBlock:
             block=DECODE_ROWS if small else PREFILL_BLOCK,
             commits=True,
         )
+        batch.planes = batch.pool.stages[-1]
         ids = torch.tensor([token for item in items for token in item.ids_next])
         hidden = torch.cat([item.hidden for item in items])
         return self._forward(batch, F.embedding(ids, self.embedding), hidden)
