@@ -86,7 +86,7 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[str,
 
 
 def memory_gb(process: psutil.Process) -> float:
-    """Resident set size of the process and its children, in 10^9 bytes; shared pages count twice."""
+    """Resident set size of the process and its children, 10^9 bytes; shared pages count twice."""
     family = [process, *process.children(recursive=True)]
     return sum(p.memory_info().rss for p in family) / 1e9
 
