@@ -20,6 +20,7 @@ from twining.config import DraftConfig, ScheduleConfig
 from twining.drafters.base import Drafter, DraftItem
 from twining.drafters.make import make_drafter, tap_layers
 from twining.engine.core import Engine
+from twining.engine.grammar import GrammarVocab
 from twining.engine.offline import Result
 from twining.engine.request import Request
 from twining.models.glm5_next.model import Glm5Next
@@ -32,6 +33,7 @@ class Bench:
     model: Glm5Next
     drafter_dir: Path | None
     max_seq_len: int
+    grammar_vocab: GrammarVocab | None = None
 
     @classmethod
     def load(cls, model_dir: Path, drafter_dir: Path | None, max_seq_len: int) -> "Bench":
@@ -73,6 +75,7 @@ class Bench:
             max_seq_len=self.max_seq_len,
             num_draft_tokens=num_draft,
             schedule=limits,
+            grammar_vocab=self.grammar_vocab,
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from twining.engine.grammar import GrammarState
 from twining.engine.protocols import Trunk
 from twining.engine.request import Request, TokenLogprob
 from twining.engine.sampler import LogitsError, TokenHistory, token_logprob
@@ -28,7 +29,11 @@ def slice_rows(rows: "TrunkRows", begin: int, end: int) -> "TrunkRows":
 
 
 def accept_prefix(
-    logits: Tensor, drafts: SequenceOf[int], request: Request, history: TokenHistory
+    logits: Tensor,
+    drafts: SequenceOf[int],
+    request: Request,
+    history: TokenHistory,
+    grammar: GrammarState | None = None,
 ) -> Accepted:
     """`accept`, but tokens in front of a bad row are kept: one-by-one decoding emits them too.
 
@@ -36,10 +41,10 @@ def accept_prefix(
     """
     for count in range(len(drafts), 0, -1):
         try:
-            return accept(logits[: count + 1], drafts[:count], request, history)
+            return accept(logits[: count + 1], drafts[:count], request, history, grammar)
         except LogitsError:
             continue
-    return accept(logits[:1], (), request, history)
+    return accept(logits[:1], (), request, history, grammar)
 
 
 def prompt_logprobs(

@@ -23,6 +23,7 @@ from twining.config import PAGE_SIZE, ScheduleConfig
 from twining.drafters.base import Drafter, DraftItem
 from twining.engine import scheduler
 from twining.engine.batch import accept_prefix, prompt_logprobs, slice_rows
+from twining.engine.grammar import GrammarVocab, compile_grammar
 from twining.engine.protocols import Pool, Trunk
 from twining.engine.request import (
     Delta,
@@ -56,10 +57,14 @@ class Engine:
         max_seq_len: int,
         num_draft_tokens: int,
         schedule: ScheduleConfig,
+        grammar_vocab: GrammarVocab | None = None,
         load_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises EngineError if the pool cannot hold one sequence of max_seq_len tokens."""
+        """grammar_vocab: None refuses requests with a grammar.
+
+        Raises EngineError if the pool cannot hold one sequence of max_seq_len tokens.
+        """
         num_pages = pool.pages.num_pages
         if num_pages * PAGE_SIZE < max_seq_len:
             raise EngineError(
@@ -70,6 +75,7 @@ class Engine:
         self._drafter = drafter
         self._pool = pool
         self._schedule = schedule
+        self._grammar_vocab = grammar_vocab
         self._clock = clock
         self._num_draft = min(num_draft_tokens, drafter.max_draft)
         self._drafter_works = True
@@ -120,6 +126,7 @@ class Engine:
         """
         try:
             self._check(request)
+            grammar = compile_grammar(self._grammar_vocab, request)
         except RequestError as err:
             self._outbox.append(_error_delta(request.id, err.code, str(err)))
             return
@@ -131,6 +138,7 @@ class Engine:
             arrived_s=self._clock(),
             history=TokenHistory(request.prompt_ids),
             tokens=list(request.prompt_ids),
+            grammar=grammar,
         )
         self._num_arrived += 1
 
@@ -271,7 +279,7 @@ class Engine:
             self._finish(seq, "length")
             return
         logits_1V = self._model.logits(rows.hidden[-1:])
-        accepted = accept(logits_1V, (), seq.request, seq.history)
+        accepted = accept(logits_1V, (), seq.request, seq.history, seq.grammar)
         seq.prefilled_s = self._clock()
         seq.phase = Phase.DECODE
         self._emit(seq, accepted)
@@ -292,7 +300,9 @@ class Engine:
             begin, end = end, end + 1 + len(ids)
             own = slice_rows(rows, begin, end)
             try:
-                accepted = accept_prefix(logits_RV[begin:end], ids, seq.request, seq.history)
+                accepted = accept_prefix(
+                    logits_RV[begin:end], ids, seq.request, seq.history, seq.grammar
+                )
             except LogitsError as err:
                 self._fail(seq, "internal_error", str(err))
                 continue

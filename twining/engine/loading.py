@@ -15,6 +15,7 @@ from twining.checkpoint.reader import Checkpoint
 from twining.config import PAGE_SIZE, EngineConfig
 from twining.drafters.make import make_drafter, resolve_name, tap_layers
 from twining.engine.core import Engine
+from twining.engine.grammar import GrammarVocab
 from twining.engine.invariance import check_row_invariance
 from twining.errors import ConfigError
 from twining.models.glm5_next.model import Glm5Next
@@ -51,6 +52,11 @@ def load_engine(config: EngineConfig) -> Engine:
         max_seq_len=max_seq_len,
         max_draft=num_draft,
     )
+    grammar_vocab = GrammarVocab.load(
+        config.model_dir,
+        vocab_size=model_config.vocab_size,
+        end_ids=model_config.eos_token_ids,
+    )
     load_s = time.monotonic() - began_s
     log.info(
         "loaded %s in %.1f s: max_seq_len %d, %d pages, %d sequences, drafter %s with %d drafts",
@@ -70,6 +76,7 @@ def load_engine(config: EngineConfig) -> Engine:
         max_seq_len=max_seq_len,
         num_draft_tokens=num_draft,
         schedule=schedule,
+        grammar_vocab=grammar_vocab,
         load_s=load_s,
     )
 

@@ -34,6 +34,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     penalty_exempt_ids: tuple[int, ...] = ()  # structure markers: no penalty touches them
 
 
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the generated tokens must look like (engine/grammar.py); built by serving/structured.
+
+    source: a grammar in llguidance's JSON form, token ids already in it. start_id: the grammar
+    starts after this token was generated (the end of the thought), -1 for at once. trigger_id: from
+    then on text is free, and one match must follow each of these tokens (the opening of a call); -1
+    for one match and then the end. banned_before: never sampled before the start.
+    """
+
+    source: str
+    start_id: int = -1
+    trigger_id: int = -1
+    banned_before: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One generation. `max_tokens` >= 1 counts every sampled token, the stop token included;
     0 means prefill only: the request ends with "length" and no token."""
@@ -51,6 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         -1
     )  # after this many sampled tokens without `force_id`, force it once (think budget)
     force_id: int = -1
+    grammar: GrammarSpec | None = None
     priority: int = 0  # lower runs first
     cache_salt: str = ""
     use_prefix_cache: bool = True

@@ -1,11 +1,11 @@
 """Choose one token from one row of logits: a pure function of (logits, settings, prefix, position).
 
-Order of transforms (spec/api.md 5.3): bans -> logit_bias -> repetition, presence, frequency
-penalties -> temperature -> top_k -> top_p -> min_p -> draw. The draw is Gumbel-max: argmax of
-scaled logit + noise, where the noise is a counter-based hash of (seed, absolute position, token
-id). It is keyed by token id, so filtering does not move it; it knows nothing of drafts, batches or
-threads, so neither can change a token (design.md, "Drafting and acceptance"). All arithmetic after
-the logits is float64 and never mixes rows.
+Order of transforms (spec/api.md 5.3): grammar mask, bans -> logit_bias -> repetition, presence,
+frequency penalties -> temperature -> top_k -> top_p -> min_p -> draw. The draw is Gumbel-max:
+argmax of scaled logit + noise, where the noise is a counter-based hash of (seed, absolute position,
+token id). It is keyed by token id, so filtering does not move it; it knows nothing of drafts,
+batches or threads, so neither can change a token (design.md, "Drafting and acceptance"). All
+arithmetic after the logits is float64 and never mixes rows.
 
 Letters: V vocabulary. numpy only: rows are small and the integer hash must be the same everywhere.
 """
@@ -181,23 +181,29 @@ def process_logits(
     history: TokenHistory,
     *,
     banned_ids: Sequence[int] = (),
+    allowed: npt.NDArray[np.bool_] | None = None,
 ) -> Floats:
     """Transform raw logits [V] (any float dtype) into scores [V], float64; excluded tokens are
     -inf.
 
-    banned_ids adds to params.banned_ids (stop tokens below min_tokens). At temperature 0 the
-    filters are left out, since they always keep the best token; otherwise scores are (logit - max)
-    / temperature. Raises LogitsError for non-finite logits or when no token is left.
+    banned_ids adds to params.banned_ids (stop tokens below min_tokens); allowed [V] is a grammar's
+    mask, None for all. At temperature 0 the filters are left out, since they always keep the best
+    token; otherwise scores are (logit - max) / temperature. Raises LogitsError for non-finite
+    logits or when no token is left.
     """
     check_logits(logits)
     x = np.array(logits, dtype=np.float64)
+    if allowed is not None:
+        x[~allowed] = -np.inf
     _apply_bans_and_bias(x, params, banned_ids)
     penalties = (params.presence_penalty, params.frequency_penalty)
     if params.repetition_penalty != 1.0 or penalties != (0.0, 0.0):
         _apply_penalties(x, params, history)
     best = float(x.max())
     if not np.isfinite(best):
-        raise LogitsError("every token is banned; relax banned tokens, logit_bias or min_tokens")
+        raise LogitsError(
+            "every token is banned; relax the grammar, banned tokens, logit_bias or min_tokens"
+        )
     if params.temperature == 0.0:
         return x
     # Subtracting first keeps tiny temperatures finite; a result below float64's range is simply

@@ -17,6 +17,7 @@ from twining.engine.scheduler import Phase, SequenceView
 
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
+    from twining.engine.grammar import GrammarState
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +38,7 @@ class Sequence:
     state: "SequenceState | None" = None
     prompt_done: int = 0
     carried_logits: Tensor | None = None
+    grammar: "GrammarState | None" = None
     admitted_s: float = 0.0
     prefilled_s: float | None = None
     first_token_s: float | None = None

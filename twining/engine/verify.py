@@ -2,9 +2,9 @@
 
 Rule: sample and compare (spec/dflash2.md D.2). Row i of the logits is the law of the token after
 the anchor and the first i drafts. Each row is sampled exactly as plain decoding would sample it
-(bans, penalties on the accepted prefix, noise of the absolute position); the walk goes on while the
-sampled token equals the draft. Every emitted token is therefore the target's own, whatever was
-drafted.
+(grammar, bans, penalties on the accepted prefix, noise of the absolute position); the walk goes on
+while the sampled token equals the draft. Every emitted token is therefore the target's own,
+whatever was drafted.
 
 Letters: k drafts, V vocabulary.
 """
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from twining.engine.grammar import GrammarState
 from twining.engine.request import FinishReason, Request, TokenLogprob
 from twining.engine.sampler import (
     LogitsError,
@@ -57,9 +58,15 @@ def forced_token(request: Request, history: TokenHistory) -> int | None:
     return request.force_id
 
 
-def next_token(logits: npt.NDArray[Any], request: Request, history: TokenHistory) -> int:
+def next_token(
+    logits: npt.NDArray[Any],
+    request: Request,
+    history: TokenHistory,
+    grammar: GrammarState | None = None,
+) -> int:
     """The one token that follows the prefix in `history`, from its raw logits [V].
 
+    A finished grammar wins over min_tokens: nothing but a stop token is left then.
     Raises LogitsError for non-finite logits or when every token is banned.
     """
     forced = forced_token(request, history)
@@ -67,20 +74,29 @@ def next_token(logits: npt.NDArray[Any], request: Request, history: TokenHistory
         check_logits(logits)
         return forced
     too_early = len(history.generated) < request.min_tokens
+    allowed = None
+    if grammar is not None:
+        too_early = too_early and not grammar.is_complete(history.generated)
+        allowed = grammar.allowed(history.generated, len(logits))
     banned = request.stop_ids if too_early else ()
-    scores = process_logits(logits, request.sampling, history, banned_ids=banned)
+    scores = process_logits(logits, request.sampling, history, banned_ids=banned, allowed=allowed)
     return sample_token(scores, request.sampling, history.num_tokens)
 
 
 def accept(
-    logits: Tensor, drafts: Sequence[int], request: Request, history: TokenHistory
+    logits: Tensor,
+    drafts: Sequence[int],
+    request: Request,
+    history: TokenHistory,
+    grammar: GrammarState | None = None,
 ) -> Accepted:
     """Walk the rows of one verify pass (or the last row of a prefill, with no drafts).
 
     logits [k+1, V] float32; drafts: k ids that were in the pass after the anchor; history: prompt
     and every token generated so far, anchor included. history is unchanged on return; the caller
-    extends it by the emitted tokens. Only rows that are reached are looked at, and a bad row after
-    the first ends the walk: what came before is emitted, as one-by-one decoding would have done.
+    extends it by the emitted tokens. grammar: the request's, a function of that prefix too. Only
+    rows that are reached are looked at, and a bad row after the first ends the walk: what came
+    before is emitted, as one-by-one decoding would have done.
     Raises ValueError if rows and drafts do not fit, LogitsError as `next_token` for
     the first row.
     """
@@ -97,7 +113,7 @@ def accept(
     try:
         for i, row in enumerate(rows):
             try:
-                token = next_token(row, request, history)
+                token = next_token(row, request, history, grammar)
             except LogitsError:
                 if i == 0:
                     raise
@@ -109,6 +125,8 @@ def accept(
                 finish, stop_id = "stop", token
             elif len(history.generated) >= request.max_tokens:
                 finish = "length"
+            elif grammar is not None and not request.stop_ids and _is_over(grammar, history):
+                finish = "stop"  # no stop token exists that could say so
             if finish is not None or i == len(drafts) or token != drafts[i]:
                 break
         token_ids = history.generated[num_before:]
@@ -121,3 +139,11 @@ def accept(
         stop_id=stop_id,
         logprobs=logprobs,
     )
+
+
+def _is_over(grammar: GrammarState, history: TokenHistory) -> bool:
+    """The grammar is complete; one that failed is reported by the next row."""
+    try:
+        return grammar.is_complete(history.generated)
+    except LogitsError:
+        return False
