@@ -16,7 +16,7 @@ from twining.engine.grammar import GrammarVocab, check_source, compile_grammar
 from twining.engine.request import GrammarSpec, Request, SamplingParams
 from twining.engine.sampler import LogitsError, TokenHistory
 from twining.engine.verify import accept
-from twining.errors import CheckpointError, RequestError
+from twining.errors import RequestError
 from twining.serving.tokenizer import Tokenizer
 
 VOCAB = 400  # more rows of logits than the tokenizer has tokens, as in padded models
@@ -212,7 +212,17 @@ def test_refusals(vocab, tokenizer, tmp_path):
         assert caught.value.code == "grammar_error" and "\n" not in str(caught.value)
     assert check_source(bad.source) and not check_source(json_source({}))
     assert GrammarVocab.load(tmp_path, vocab_size=VOCAB, end_ids=(0,)) is None
-    for text in ("{", "[]", '{"added_tokens": []}', '{"added_tokens": [], "model": {}}'):
+    for text in ("{", "[]", '{"added_tokens": []}', '{"added_tokens": [{"id": 0}], "model": {}}'):
         (tmp_path / "tokenizer.json").write_text(text)
-        with pytest.raises(CheckpointError):
-            GrammarVocab.load(tmp_path, vocab_size=VOCAB, end_ids=(0,))
+        assert GrammarVocab.load(tmp_path, vocab_size=VOCAB, end_ids=(0,)) is None
+
+
+def test_end_tokens_outside_the_file(tmp_path, tokenizer):
+    """A padded model may name an end token that its tokenizer lacks."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tiny_tokenizer.description()))
+    vocab = GrammarVocab.load(tmp_path, vocab_size=VOCAB, end_ids=(VOCAB - 1,))
+    spec = GrammarSpec(source=LLMatcher.grammar_from_regex("a"))
+    state = compile_grammar(vocab, make_request(spec, (VOCAB - 1,)))
+    done = tokenizer.encode_text("a")
+    assert np.flatnonzero(state.allowed([], VOCAB)).tolist() == done
+    assert np.flatnonzero(state.allowed(done, VOCAB)).tolist() == [VOCAB - 1]

@@ -9,6 +9,7 @@ Letters: V vocabulary.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import numpy.typing as npt
 
 from twining.engine.request import GrammarSpec, Request
 from twining.engine.sampler import LogitsError
-from twining.errors import CheckpointError, RequestError
+from twining.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -48,34 +51,39 @@ class GrammarVocab:
     def load(
         cls, folder: Path, *, vocab_size: int, end_ids: Sequence[int]
     ) -> "GrammarVocab | None":
-        """From `folder/tokenizer.json`; None if there is none. V = vocab_size, the model's own.
+        """From `folder/tokenizer.json`; V = vocab_size, the model's own.
 
-        end_ids: tokens that can only end a turn. Raises CheckpointError for a file that cannot be
-        used.
+        end_ids: tokens that can only end a turn. None, with the reason in the log, when there is no
+        file or grammars cannot use it; requests with a grammar are then refused, others served.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
+            log.info("no tokenizer.json in %s: grammars are off", folder)
             return None
         try:
             return cls.from_json(path.read_bytes(), vocab_size=vocab_size, end_ids=end_ids)
-        except (OSError, ValueError, KeyError, TypeError) as err:
-            raise CheckpointError(
-                f"{path}: {_one_line(str(err))}; grammars need a byte-level BPE tokenizer"
-            ) from err
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as err:
+            log.warning("%s: %s; grammars are off", path, _one_line(str(err)))
+            return None
 
     @classmethod
     def from_json(
         cls, text: str | bytes, *, vocab_size: int, end_ids: Sequence[int]
     ) -> "GrammarVocab":
-        """From the text of a tokenizer.json. Raises ValueError, KeyError or TypeError."""
+        """From the text of a tokenizer.json.
+
+        Raises ValueError, KeyError, TypeError or IndexError for one that cannot be used.
+        """
         description = json.loads(text)
         # Every added token is a marker here: no text of a grammar can ever spell one.
+        added: list[int] = []
         for entry in description["added_tokens"]:
             entry["special"] = True
+            added.append(entry["id"])
+        # The library wants an end token of its own; the model's may lie outside the file.
+        end_ids = [i for i in end_ids if i in added] or added[-1:]
         return cls(
-            llguidance.LLTokenizer(
-                json.dumps(description), n_vocab=vocab_size, eos_token=list(end_ids)
-            )
+            llguidance.LLTokenizer(json.dumps(description), n_vocab=vocab_size, eos_token=end_ids)
         )
 
     def compile(self, spec: GrammarSpec, stop_ids: Sequence[int]) -> "GrammarState":
@@ -95,7 +103,7 @@ def compile_grammar(vocab: GrammarVocab | None, request: Request) -> "GrammarSta
         return None
     if vocab is None:
         raise RequestError(
-            "the model folder has no tokenizer.json, which grammars need; leave them out",
+            "grammars are off: the model's tokenizer.json is missing or unsuitable (see the log)",
             code="grammar_error",
         )
     return vocab.compile(request.grammar, request.stop_ids)
