@@ -79,10 +79,10 @@ def test_runs(code, arg, want):
     ],
 )
 def test_refuses(code):
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(SandboxError):
         run_function(body(code), "f", ("abc",))
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_missing_name_and_restored_trace():

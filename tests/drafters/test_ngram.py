@@ -84,8 +84,8 @@ def test_long_prompts_stay_cheap():
     drafter.open(state)
     tokens = [0] * 200_000  # the worst case: every position matches
     drafter.draft([DraftItem(state, tokens, 7)])
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         tokens.append(0)
         drafter.draft([DraftItem(state, tokens, 7)])
-    assert time.perf_counter() - start < 1.0  # about 0.4 ms a query, whatever the length
+    assert time.process_time() - start < 1.0  # about 0.4 ms a query, whatever the length

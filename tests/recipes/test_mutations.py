@@ -179,12 +179,12 @@ def test_mutations(e_bytes, v_bytes, seed):
     slowest, verdicts = 0.0, {"sound": 0, "unsound": 0, "refused": 0}
     for number in range(TOTAL // 4):
         raw = mutated(documents, raws, rng)
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             verdict = answer(raw, rng)
         except Exception as err:
             raise AssertionError(f"seed {seed}, mutation {number}: {raw[:300]!r}") from err
-        slowest = max(slowest, time.perf_counter() - began)
+        slowest = max(slowest, time.process_time() - began)
         assert verdict and "\n" not in verdict
         verdicts[verdict if verdict in verdicts else "refused"] += 1
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
@@ -224,7 +224,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_documents(name):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
+    began = time.process_time()
     answer(HOSTILE[name], random.Random(0))
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 200 * MIB
