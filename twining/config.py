@@ -96,6 +96,8 @@ class EngineConfig:
     max_seq_len: int = 0  # tokens, prompt + completion; 0 = the model's own limit
     threads: int = 0  # CPU threads; 0 = all cores, rounded down to a power of two (design.md P1)
     device: str = "cpu"
+    stages: int = 1  # devices that the layers are divided over, in order
+    partition: str = ""  # layers of each stage, as "23,22"; "" = balanced by bytes
     cache: CacheConfig = field(default_factory=CacheConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -113,6 +115,13 @@ class EngineConfig:
         _require(
             self.device == "cpu",
             f"device={self.device!r} is not available in this version; use device='cpu'",
+        )
+        _require(1 <= self.stages <= 64, f"stages={self.stages} is outside 1..64")
+        parts = self.partition.count(",") + 1
+        _require(
+            not self.partition or parts == self.stages,
+            f"partition={self.partition[:60]!r} names {parts} stages, but stages={self.stages};"
+            " make them equal, or leave partition empty",
         )
 
 

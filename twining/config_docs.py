@@ -23,6 +23,8 @@ ENGINE_DOCS: Final[Mapping[str, SettingDoc]] = {
     "max_seq_len": _D("tokens", "Longest prompt plus output; 0 = what the model was made for."),
     "threads": _D("threads", "CPU threads, a power of two; 0 = all cores, rounded down to one."),
     "device": _D("", "Where the model runs; this version runs on cpu."),
+    "stages": _D("stages", "Devices the layers are divided over; never changes the output."),
+    "partition": _D("", "Layers of each stage, as 23,22; empty = balanced by bytes."),
     "cache.latent_format": _D(
         "", "How attention latents are stored; fp32 is exact, q8 to q4 take less and round."
     ),

@@ -7,6 +7,7 @@ Letters: R rows, H = 4 hidden, V vocabulary.
 """
 
 import random
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,7 +82,8 @@ def hidden_of(digest: int) -> list[float]:
 class FakeModel:
     """nan_after: a token id; every row whose own token is this id has NaN logits."""
 
-    def __init__(self, nan_after: int = -1, fail_prefill_of: int = -1) -> None:
+    def __init__(self, nan_after: int = -1, fail_prefill_of: int = -1, num_stages: int = 1) -> None:
+        self.num_stages = num_stages
         self.nan_after = nan_after
         self.fail_prefill_of = fail_prefill_of
         self.num_verifies = 0
@@ -107,6 +109,11 @@ class FakeModel:
             state.window = list(ids)
             rows.append(self._rows(state, ids).hidden)
         return Rows(torch.cat(rows))
+
+    def launch(self, batch) -> Future:
+        rows: Future = Future()
+        rows.set_result(self.verify(batch))
+        return rows
 
     def commit(self, state: FakeState, num_rows: int) -> None:
         assert state.is_open and state.window and 1 <= num_rows <= len(state.window)

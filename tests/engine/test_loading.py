@@ -106,13 +106,13 @@ def test_cache_beyond_memory_is_one_line(tiny, monkeypatch):
 
 
 def test_machine_that_is_not_row_invariant_is_refused(tiny, monkeypatch):
-    verify = loading.Glm5Next.verify
+    verify = loading.Pipeline.verify
 
     def drifting(self, batch):
         rows = verify(self, batch)
         return dataclasses.replace(rows, hidden=rows.hidden * (1 + 1e-6 * len(rows.hidden)))
 
-    monkeypatch.setattr(loading.Glm5Next, "verify", drifting)
+    monkeypatch.setattr(loading.Pipeline, "verify", drifting)
     with pytest.raises(EngineError, match="row-invariance check failed"):
         load_engine(config(tiny))
 

@@ -22,6 +22,7 @@ from twining.drafters.make import make_drafter, tap_layers
 from twining.engine.core import Engine
 from twining.engine.grammar import GrammarVocab
 from twining.engine.offline import Result
+from twining.engine.pipeline import Pipeline
 from twining.engine.request import Request
 from twining.models.glm5_next.model import Glm5Next
 
@@ -50,6 +51,7 @@ class Bench:
         max_seqs: int = 1,
         num_pages: int = 0,
         latent_format: str = "fp32",
+        partition: tuple[int, ...] = (),
         **schedule: float,
     ) -> Engine:
         limits = ScheduleConfig(max_seqs=max_seqs, queue_timeout_s=1e9, **schedule)
@@ -65,10 +67,14 @@ class Bench:
             )
         pages = num_pages or -(-self.max_seq_len // 256) * max_seqs
         pool = self.model.make_pool(
-            num_pages=pages, max_seqs=max_seqs, max_draft=num_draft, latent_format=latent_format
+            num_pages=pages,
+            max_seqs=max_seqs,
+            max_draft=num_draft,
+            latent_format=latent_format,
+            partition=partition,
         )
         return Engine(
-            self.model,
+            Pipeline(self.model, max(1, len(partition))),
             drafter,
             pool,
             vocab_size=self.model.config.vocab_size,

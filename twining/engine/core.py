@@ -1,10 +1,14 @@
-"""The engine: requests in, deltas out, one step at a time on one device.
+"""The engine: requests in, deltas out, one step at a time.
 
 Source: design.md "Data flow of one request", P1-P7; spec/dflash2.md section I for one round. A step
 is what scheduler.schedule says: prompt chunks, or one verify of every decoding sequence. Whatever
 the drafter, the number of drafts, the company or the order of arrival, a request's tokens are the
 same: prompt tokens are computed by prefill, generated ones by verify, noise belongs to (seed,
 position), and everything else is row-invariant.
+
+A step launches one round, a verify of some or all decoding sequences, and takes in the oldest
+round under way; with one stage that is the same round. With S stages up to S rounds are under way,
+so that a stage works on one while others are drafted, accepted or computed elsewhere.
 
 A failure of one request (NaN logits, a bad prefill) ends that request alone. A failure of a whole
 verify pass is a failure of the engine and propagates. Letters: R rows, K drafts, V vocabulary.
@@ -32,6 +36,7 @@ from twining.engine.request import (
     FinishReason,
     Request,
 )
+from twining.engine.rounds import Round, Rounds
 from twining.engine.sampler import LogitsError, TokenHistory
 from twining.engine.scheduler import Chunk, Phase, SchedulerState, StepKind, StepPlan
 from twining.engine.sequence import Sequence
@@ -80,6 +85,7 @@ class Engine:
         self._num_draft = min(num_draft_tokens, drafter.max_draft)
         self._drafter_works = True
         self._sequences: dict[str, Sequence] = {}
+        self._rounds = Rounds()
         self._outbox: list[Delta] = []
         self._num_arrived = 0
         self._decode_debt_s = 0.0
@@ -161,6 +167,7 @@ class Engine:
             free_pages=self._pool.pages.num_free,
             free_slots=self._schedule.max_seqs - running,
             decode_debt_s=self._decode_debt_s,
+            num_stages=self._model.num_stages,
         )
         return scheduler.schedule(state, self._schedule)
 
@@ -179,7 +186,7 @@ class Engine:
             for chunk in plan.chunks:
                 self._prefill(self._sequences[chunk.id], chunk)
         elif plan.kind is StepKind.VERIFY:
-            self._verify([self._sequences[name] for name in plan.verify])
+            self._verify([self._sequences[name] for name in plan.verify], began_s)
         self._decode_debt_s = scheduler.update_debt(
             self._decode_debt_s,
             plan.kind,
@@ -202,6 +209,7 @@ class Engine:
         assert len(set(pages)) == len(pages), "a page belongs to two sequences"
         free, total = self._pool.pages.num_free, self._ready.num_pages
         assert free + len(pages) == total, f"{free} free + {len(pages)} used != {total} pages"
+        self._rounds.audit(list(self._sequences.values()))
         for seq in running:
             assert seq.state is not None
             in_caches = seq.prompt_done if seq.phase is Phase.PREFILL else len(seq.tokens) - 1
@@ -286,18 +294,28 @@ class Engine:
 
     # -------------------------------------------------------------------- verify
 
-    def _verify(self, seqs: SequenceOf[Sequence]) -> None:
-        """One round of every decoding sequence: draft, verify, accept, commit."""
-        drafts = self._draft(seqs)
-        batch = []
-        for seq, ids in zip(seqs, drafts, strict=True):
-            assert seq.state is not None
-            batch.append((seq.state, [seq.tokens[-1], *ids]))
-        rows = self._model.verify(batch)
+    def _verify(self, seqs: SequenceOf[Sequence], began_s: float) -> None:
+        """Launch a round of these; take one in unless more can be launched beside it."""
+        if seqs:
+            drafts = self._draft(seqs)
+            batch = []
+            for seq, ids in zip(seqs, drafts, strict=True):
+                assert seq.state is not None
+                batch.append((seq.state, [seq.tokens[-1], *ids]))
+            self._rounds.add(seqs, drafts, self._model.launch(batch), began_s)
+        is_full = len(self._rounds) >= self._model.num_stages
+        if is_full or not any(s.is_ready for s in self._sequences.values()):
+            self._take_in(self._rounds.take())
+
+    def _take_in(self, item: Round) -> None:
+        """Accept and commit what a round has verified."""
+        rows = item.rows.result()
         logits_RV = self._model.logits(rows.hidden)
         end = 0
-        for seq, ids in zip(seqs, drafts, strict=True):
+        for seq, ids in zip(item.seqs, item.drafts, strict=True):
             begin, end = end, end + 1 + len(ids)
+            if seq.id in item.withdrawn:
+                continue
             own = slice_rows(rows, begin, end)
             try:
                 accepted = accept_prefix(
@@ -398,6 +416,7 @@ class Engine:
 
     def _release(self, seq: Sequence) -> None:
         del self._sequences[seq.id]
+        self._rounds.withdraw(seq)
         if seq.state is not None:
             self._drafter.close(seq.state)
             self._pool.close(seq.state)

@@ -17,6 +17,8 @@ from twining.drafters.make import make_drafter, resolve_name, tap_layers
 from twining.engine.core import Engine
 from twining.engine.grammar import GrammarVocab
 from twining.engine.invariance import check_row_invariance
+from twining.engine.partition import parse_partition, resolve_partition
+from twining.engine.pipeline import Pipeline
 from twining.errors import ConfigError
 from twining.models.glm5_next.model import Glm5Next
 
@@ -36,6 +38,8 @@ def load_engine(config: EngineConfig) -> Engine:
     max_seq_len = resolve_max_seq_len(config, model_config)
     num_pages = resolve_num_pages(config, max_seq_len)
     taps = tap_layers(config.draft)
+    if config.partition:
+        parse_partition(config.partition)  # refused before the load as well
     if config.draft.drafter == "dflash2":
         resolve_name(config.draft, has_mtp=True)  # a missing folder is refused before the load
     model = Glm5Next.load(ckpt, model_config, tap_layers=taps)
@@ -44,9 +48,17 @@ def load_engine(config: EngineConfig) -> Engine:
         config.draft, model, max_seqs=schedule.max_seqs, max_chunk=schedule.max_batched_tokens
     )
     num_draft = min(config.draft.num_draft_tokens, drafter.max_draft)
-    pool = _make_pool(config, model, num_pages, num_draft)
+    partition = resolve_partition(
+        config.partition,
+        config.stages,
+        model.layer_bytes,
+        first_cost=model.embedding.nbytes,
+        last_cost=model.head_bytes,
+    )
+    pool = _make_pool(config, model, num_pages, num_draft, partition)
+    pipeline = Pipeline(model, config.stages)
     check_row_invariance(
-        model,
+        pipeline,
         pool,
         vocab_size=model_config.vocab_size,
         max_seq_len=max_seq_len,
@@ -59,7 +71,8 @@ def load_engine(config: EngineConfig) -> Engine:
     )
     load_s = time.monotonic() - began_s
     log.info(
-        "loaded %s in %.1f s: max_seq_len %d, %d pages, %d sequences, drafter %s with %d drafts",
+        "loaded %s in %.1f s: max_seq_len %d, %d pages, %d sequences, drafter %s with %d drafts,"
+        " layers per stage %s",
         config.model_dir.name,
         load_s,
         max_seq_len,
@@ -67,9 +80,10 @@ def load_engine(config: EngineConfig) -> Engine:
         schedule.max_seqs,
         drafter.name,
         num_draft,
+        ",".join(map(str, partition)),
     )
     return Engine(
-        model,
+        pipeline,
         drafter,
         pool,
         vocab_size=model_config.vocab_size,
@@ -112,13 +126,20 @@ def resolve_num_pages(config: EngineConfig, max_seq_len: int) -> int:
     return num_pages
 
 
-def _make_pool(config: EngineConfig, model: Glm5Next, num_pages: int, num_draft: int) -> CachePool:
+def _make_pool(
+    config: EngineConfig,
+    model: Glm5Next,
+    num_pages: int,
+    num_draft: int,
+    partition: tuple[int, ...],
+) -> CachePool:
     try:
         return model.make_pool(
             num_pages=num_pages,
             max_seqs=config.schedule.max_seqs,
             max_draft=num_draft,
             latent_format=config.cache.latent_format,
+            partition=partition,
         )
     except (RuntimeError, MemoryError) as err:
         raise ConfigError(

@@ -1,10 +1,11 @@
 """What the engine needs of a model and of its caches, and nothing more.
 
-models/glm5_next and cache/pool satisfy these; tests use small fakes. Letters: R rows, H hidden,
+engine/pipeline and cache/pool satisfy these; tests use small fakes. Letters: R rows, H hidden,
 V vocabulary.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -29,9 +30,17 @@ class Pool(Protocol):
 
 
 class Trunk(Protocol):
-    """The text model; every method is row-invariant (design.md P1)."""
+    """The text model over num_stages stages; every method is row-invariant (design.md P1).
+
+    launch: a verify pass whose rows come later; its sequences are left alone until they are there.
+    """
+
+    num_stages: int
 
     def prefill(self, state: "SequenceState", ids: Sequence[int]) -> "TrunkRows": ...
     def verify(self, batch: Sequence[tuple["SequenceState", Sequence[int]]]) -> "TrunkRows": ...
+    def launch(
+        self, batch: Sequence[tuple["SequenceState", Sequence[int]]]
+    ) -> "Future[TrunkRows]": ...
     def commit(self, state: "SequenceState", num_rows: int) -> None: ...
     def logits(self, hidden: Tensor) -> Tensor: ...

@@ -1,9 +1,11 @@
 """What the next engine step does: a pure function from snapshots to a plan.
 
 Source: design.md "Steps and scheduling" and P5; spec/performance.md 4.5; spec/api.md section 11.
-A step is homogeneous: prefill chunks, or one verify of every decoding sequence, never both. Nothing
-here touches a cache or a clock, and nothing the plan contains can change a token: chunk sizes and
-the company of a row are invisible to the arithmetic (P1, P2).
+A step is homogeneous: prefill chunks, or one verify of decoding sequences, never both. With one
+stage a verify has all decoding sequences; with S stages they are spread over up to S passes that
+are under way at once, and a verify step launches one of them. Nothing here touches a cache or a
+clock, and nothing the plan contains can change a token: chunk sizes and the company of a row are
+invisible to the arithmetic (P1, P2).
 
 Guarantees, each with a property test:
 
@@ -14,7 +16,8 @@ Fairness.  Let r = decode_share / (1 - decode_share). While sequences decode, a 
   time beyond that is not saved up as credit. Prefill is not starved either: each verify step works
   the debt off.
 Progress.  Every prefill step advances the sequence that arrived first among those that prefill;
-  every verify step advances all decoding sequences.
+  every verify step launches the decoding sequences that have waited longest, so that each is
+  verified once in about S steps (S stages).
 Order.  Admission is by (priority, arrival); a request that does not fit yet is never overtaken by a
   later one of the same or a worse priority, so large requests are not starved by small ones.
 No deadlock.  A request is admitted only when pages for its worst case are free, so an admitted
@@ -49,8 +52,9 @@ class SequenceView:
     """One request as the scheduler sees it.
 
     order: arrival number, unique. priority: lower first. num_pages: pages of the worst case,
-    counted at admission. prompt_left: prompt tokens not yet in the caches. waited_s: time in the
-    queue so far.
+    counted at admission. under_way: a verify pass of it was launched and is not taken in yet;
+    last_round: number of the last one launched, 0 for none. prompt_left: prompt tokens not yet in
+    the caches. waited_s: time in the queue so far.
     """
 
     id: str
@@ -59,19 +63,22 @@ class SequenceView:
     priority: int = 0
     prompt_left: int = 0
     num_pages: int = 0
+    under_way: bool = False
+    last_round: int = 0
     waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerState:
     """All requests, the free pages and slots, and the time that prefill owes to decoding
-    sequences.
+    sequences. num_stages: verify passes that may be under way at once.
     """
 
     sequences: tuple[SequenceView, ...]
     free_pages: int
     free_slots: int
     decode_debt_s: float = 0.0
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,8 @@ class Chunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """expired: waited too long, to be refused. admitted: open these first, in this order. Then one
-    step.
+    step. A verify step launches `verify`, if any are left to launch, and takes in the oldest pass
+    when as many as there are stages are under way or nothing else can be launched.
     """
 
     kind: StepKind
@@ -106,13 +114,14 @@ def schedule(state: SchedulerState, config: ScheduleConfig) -> StepPlan:
     names = tuple(s.id for s in admitted)
     running = (s for s in state.sequences if s.phase is Phase.PREFILL)
     prefilling = sorted([*running, *admitted], key=lambda s: s.order)
-    decoding = tuple(s.id for s in state.sequences if s.phase is Phase.DECODE)
+    decoding = [s for s in state.sequences if s.phase is Phase.DECODE]
     if prefilling and not (decoding and state.decode_debt_s > 0):
         limit = config.prefill_tokens_with_decodes if decoding else config.max_batched_tokens
         chunks = plan_chunks(prefilling, min(limit, config.max_batched_tokens))
         return StepPlan(kind=StepKind.PREFILL, expired=expired, admitted=names, chunks=chunks)
     kind = StepKind.VERIFY if decoding else StepKind.IDLE
-    return StepPlan(kind=kind, expired=expired, admitted=names, verify=decoding)
+    launched = plan_round(decoding, state.num_stages)
+    return StepPlan(kind=kind, expired=expired, admitted=names, verify=launched)
 
 
 def admit(state: SchedulerState, expired: Sequence[str]) -> list[SequenceView]:
@@ -128,6 +137,16 @@ def admit(state: SchedulerState, expired: Sequence[str]) -> list[SequenceView]:
         slots -= 1
         pages -= seq.num_pages
     return chosen
+
+
+def plan_round(decoding: Sequence[SequenceView], num_stages: int) -> tuple[str, ...]:
+    """The next verify pass: of those not under way, an S-th of all that decode, rounded up, so that
+    S passes hold everybody; the ones launched longest ago go first. In the order of `decoding`.
+    """
+    ready = [s for s in decoding if not s.under_way]
+    size = -(-len(decoding) // num_stages)
+    chosen = {s.id for s in sorted(ready, key=lambda s: (s.last_round, s.order))[:size]}
+    return tuple(s.id for s in ready if s.id in chosen)
 
 
 def plan_chunks(prefilling: Sequence[SequenceView], limit: int) -> tuple[Chunk, ...]:

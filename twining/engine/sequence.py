@@ -26,7 +26,8 @@ class Sequence:
 
     request.max_tokens is already clamped to the context. order: arrival number. prompt_done: prompt
     tokens in the caches. carried_logits [V]: what the last row of a prompt chunk says about the
-    next chunk's first token; kept only for prompt_logprobs.
+    next chunk's first token; kept only for prompt_logprobs. under_way: a verify pass of it was
+    launched and not taken in. last_round: number of the last one launched.
     """
 
     request: Request
@@ -37,6 +38,8 @@ class Sequence:
     phase: Phase = Phase.WAITING
     state: "SequenceState | None" = None
     prompt_done: int = 0
+    under_way: bool = False
+    last_round: int = 0
     carried_logits: Tensor | None = None
     grammar: "GrammarState | None" = None
     admitted_s: float = 0.0
@@ -67,6 +70,11 @@ class Sequence:
         """Pages of the worst case."""
         return -(-self.num_positions // PAGE_SIZE)
 
+    @property
+    def is_ready(self) -> bool:
+        """It could be verified now."""
+        return self.phase is Phase.DECODE and not self.under_way
+
     def num_draft(self, limit: int) -> int:
         """Drafts for the next verify: at most `limit`, the request's own, and what may still come.
 
@@ -86,6 +94,8 @@ class Sequence:
             priority=self.request.priority,
             prompt_left=self.num_prompt - self.prompt_done,
             num_pages=self.num_pages,
+            under_way=self.under_way,
+            last_round=self.last_round,
             waited_s=now_s - self.arrived_s if self.phase is Phase.WAITING else 0.0,
         )
 

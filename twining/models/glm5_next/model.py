@@ -57,7 +57,9 @@ class Glm5Next:
             self.layers.append(TrunkLayer(source, config, i))
             self.layer_bytes.append(source.num_bytes - before)
         has_mtp = config.num_mtp_layers > 0 and names.has_layer(config.num_layers)
+        before = source.num_bytes
         self.mtp = MtpBlock(source, config, self.embedding) if has_mtp else None
+        self.head_bytes = self.head.nbytes + source.num_bytes - before  # with the MTP block
 
     @classmethod
     def load(
