@@ -114,6 +114,7 @@ def test_random_schedules_equal_one_by_one_decoding(seed):
         num_pages=rng.randint(4, 9),
         num_draft=rng.choice([1, 3, 7]),
         seed=seed,
+        model=FakeModel(num_stages=rng.choice([1, 2, 3])),
     )
     waiting, news, cancelled = list(requests), {}, set()
     for _ in range(100_000):

@@ -80,6 +80,15 @@ def test_engine_process_with_the_real_model_gives_the_same_tokens(tiny, tmp_path
     asyncio.run(run())
 
 
+def test_stages_give_the_same_tokens(tiny):
+    want = generate(load_engine(config(tiny, max_seq_len=300)), [REQUEST])
+    for values in ({"stages": 2}, {"stages": 3, "partition": "1,6,1"}):
+        engine = load_engine(config(tiny, max_seq_len=300, **values))
+        got = generate(engine, [REQUEST])
+        assert (got[0].token_ids, got[0].logprobs) == (want[0].token_ids, want[0].logprobs)
+        assert len(engine._pool.stages) == values["stages"]
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -87,6 +96,9 @@ def test_engine_process_with_the_real_model_gives_the_same_tokens(tiny, tmp_path
         ({"max_seq_len": 1}, r"max_seq_len=1 "),
         ({"cache": CacheConfig(max_pages=3)}, r"max_pages=3 holds 768.*max_pages=16"),
         ({"draft": DraftConfig(drafter="dflash2")}, r"drafter_dir"),
+        ({"stages": 2, "partition": "5,4"}, r"has 9 layers, the model has 8; use \d,\d for"),
+        ({"stages": 2, "partition": "a,b"}, r"partition='a,b'.*23,22"),
+        ({"stages": 9}, r"stages=9, but the model has 8 layers"),
     ],
 )
 def test_settings_that_cannot_be_honoured(tiny, values, words):

@@ -124,6 +124,57 @@ def test_debt_arithmetic():
     assert update_debt(7.0, StepKind.PREFILL, 2.0, decode_share=0.5, decoding=False) == 0.0
 
 
+def test_a_round_is_a_share_of_those_that_decode():
+    names = [f"s{i}" for i in range(5)]
+    ready = [seq(i, Phase.DECODE) for i in range(5)]
+    assert schedule(state(*ready), CONFIG).verify == tuple(names)
+    for stages, want in ((2, names[:3]), (3, names[:2]), (9, names[:1])):
+        assert schedule(replace(state(*ready), num_stages=stages), CONFIG).verify == tuple(want)
+    # Those under way stay out; of the rest, the ones launched longest ago go, in order of arrival.
+    rounds = [
+        seq(0, Phase.DECODE, last_round=3),
+        seq(1, Phase.DECODE, last_round=4, under_way=True),
+        seq(2, Phase.DECODE, last_round=2),
+        seq(3, Phase.DECODE, last_round=1),
+    ]
+    plan = schedule(replace(state(*rounds), num_stages=2), CONFIG)
+    assert plan.verify == ("s2", "s3")
+    away = [seq(i, Phase.DECODE, under_way=True) for i in range(2)]
+    plan = schedule(replace(state(*away), num_stages=3), CONFIG)
+    assert (plan.kind, plan.verify) == (StepKind.VERIFY, ())
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_nobody_who_decodes_waits_long_for_a_round(stages):
+    """Sequences come and go; a ready one is launched within 2 S launches."""
+    rng = random.Random(stages)
+    live = {i: seq(i, Phase.DECODE) for i in range(7)}
+    rounds: list[tuple[str, ...]] = []
+    since = dict.fromkeys(live, 0)
+    count = 7
+    for turn in range(1, 400):
+        if rng.random() < 0.2 and len(live) < 12:
+            live[count], since[count] = seq(count, Phase.DECODE), 0
+            count += 1
+        plan = schedule(replace(state(*live.values()), num_stages=stages), CONFIG)
+        assert set(plan.verify) <= {s.id for s in live.values() if not s.under_way}
+        if plan.verify:
+            rounds.append(plan.verify)
+        for key, view in live.items():
+            since[key] += 1
+            if view.id in plan.verify:
+                assert since[key] <= 2 * stages, f"{view.id} waited {since[key]} launches"
+                live[key], since[key] = replace(view, under_way=True, last_round=turn), 0
+        idle = all(s.under_way for s in live.values())
+        if rounds and (len(rounds) >= stages or idle):
+            back = rounds.pop(0)
+            live = {k: replace(v, under_way=v.under_way and v.id not in back)
+                    for k, v in live.items()}  # fmt: skip
+            ended = [k for k, v in live.items() if v.id in back and rng.random() < 0.1]
+            if len(live) > 3:
+                live = {k: v for k, v in live.items() if k not in ended}
+
+
 class Simulation:
     """Runs plans against a model of the engine in which every step takes a random time."""
 
