@@ -7,62 +7,28 @@ resident memory over all processes.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.record import environment, save
+from benchmarks.server import serving
 from twining.demo.paths import demo_paths
 from twining.demo.tasks import MAKERS, Split, retrieval
 from twining.serving.tokenizer import Tokenizer
 
 LIMITS = {"ready_s": 10.0, "ttft_1k_s": 2.0, "decode_tok_s": 40.0, "rss_gb": 1.2}
-START_TIMEOUT_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-@contextlib.contextmanager
-def server(drafter: str) -> Iterator[tuple[httpx.Client, psutil.Process, float]]:
-    """A running demo server: client, process, seconds until /health said ok."""
-    port = free_port()
-    command = [sys.executable, "-m", "twining", "serve", "demo", "--port", str(port)]
-    begun = time.monotonic()
-    child = subprocess.Popen([*command, "--drafter", drafter], stdout=subprocess.DEVNULL)
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
-    try:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if client.get("/health").status_code == 200:
-                    break
-            if child.poll() is not None or time.monotonic() - begun > START_TIMEOUT_S:
-                raise RuntimeError(f"the server did not start (exit status {child.poll()})")
-            time.sleep(0.05)
-        yield client, psutil.Process(child.pid), time.monotonic() - begun
-    finally:
-        client.close()
-        child.terminate()
-        child.wait(timeout=60)
 
 
 def stream(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -85,12 +51,6 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[str,
     return first, last
 
 
-def memory_gb(process: psutil.Process) -> float:
-    """Resident set size of the process and its children, 10^9 bytes; shared pages count twice."""
-    family = [process, *process.children(recursive=True)]
-    return sum(p.memory_info().rss for p in family) / 1e9
-
-
 def measure(drafter: str, runs: int) -> dict[str, Any]:
     tokenizer = Tokenizer.load(demo_paths()[0])
 
@@ -98,7 +58,10 @@ def measure(drafter: str, runs: int) -> dict[str, Any]:
         return len(tokenizer.encode_text(text))
 
     ttft, speed, length = [], [], []
-    with server(drafter) as (client, process, ready):
+    with (
+        serving("--drafter", drafter) as server,
+        httpx.Client(base_url=server.url, timeout=300) as client,
+    ):
         for run in range(runs):
             # A new text each time: a prompt seen before could be served from the prefix cache.
             long = retrieval.make(Random(f"ttft {run}"), Split.HELDOUT, "low", 1000, count)
@@ -111,9 +74,9 @@ def measure(drafter: str, runs: int) -> dict[str, Any]:
             speed.append(timings["predicted_per_second"])
             steps = timings.get("draft_steps", 0)
             length.append(1 + timings.get("draft_n_accepted", 0) / steps if steps else 1.0)
-        memory = memory_gb(process)
+        memory = server.rss_gb()
     return {
-        "ready_s": round(ready, 2),
+        "ready_s": round(server.ready_s, 2),
         "ttft_1k_s": round(statistics.median(ttft), 3),
         "decode_tok_s": round(statistics.median(speed), 1),
         "rss_gb": round(memory, 3),
