@@ -48,6 +48,9 @@ class DraftConfig:
     drafter: DrafterName = "auto"
     drafter_dir: Path | None = None  # DFlash2 checkpoint folder
     num_draft_tokens: int = 7  # K: drafts verified per step; 0 turns drafting off
+    adaptive_draft: bool = (
+        False  # fewer drafts when they are rarely right or cost more than they save
+    )
     ngram_min: int = 3  # tokens; shortest suffix the n-gram drafter matches
 
     def __post_init__(self) -> None:

@@ -34,6 +34,9 @@ ENGINE_DOCS: Final[Mapping[str, SettingDoc]] = {
     "draft.drafter": _D("", "Who proposes tokens; never changes the output. auto picks the best."),
     "draft.drafter_dir": _D("folder", "A DFlash2 drafter, needed for drafter = dflash2."),
     "draft.num_draft_tokens": _D("tokens", "Drafts verified per step; 0 turns drafting off."),
+    "draft.adaptive_draft": _D(
+        "", "Drafts per step by what is accepted and what steps cost; never changes the output."
+    ),
     "draft.ngram_min": _D("tokens", "Shortest repeated suffix that the n-gram drafter follows."),
     "schedule.max_seqs": _D("sequences", "Requests running at once; more wait in the queue."),
     "schedule.max_batched_tokens": _D("tokens", "Prompt tokens per step; a multiple of 64."),

@@ -117,6 +117,28 @@ def test_drafters_and_company(bench, alone, drafter, num_draft, max_seqs):
         assert engine.stats().num_accepted > 0
 
 
+@pytest.mark.parametrize(
+    ("drafter", "partition"), [("mtp", ()), ("replay", ()), ("replay", (3, 5))]
+)
+def test_adaptive_draft_length(bench, alone, drafter, partition):
+    """Lengths that depend on the clock; the tokens do not."""
+    requests = make_requests()
+    known = {tuple(r.prompt_ids): alone[r.id].token_ids for r in requests}
+    if drafter == "replay":
+        drafter = ReplayDrafter(known, 7, seed=2)
+    lengths = set()
+
+    def noting(items):
+        lengths.update(item.num_draft for item in items)
+        return draft(items)
+
+    engine = bench.engine(drafter, 7, max_seqs=3, partition=partition, adaptive_draft=True)
+    draft, engine._drafter.draft = engine._drafter.draft, noting
+    got = run(engine, requests)
+    assert_equal_runs(alone, got, f"adaptive {drafter} {partition}")
+    assert len(lengths) > 2
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_arrival_chunks_and_pages(bench, alone, seed):
     """Staggered arrival in any order, any chunk size, few pages, several drafters."""

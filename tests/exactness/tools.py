@@ -52,6 +52,7 @@ class Bench:
         num_pages: int = 0,
         latent_format: str = "fp32",
         partition: tuple[int, ...] = (),
+        adaptive_draft: bool = False,
         **schedule: float,
     ) -> Engine:
         limits = ScheduleConfig(max_seqs=max_seqs, queue_timeout_s=1e9, **schedule)
@@ -80,6 +81,7 @@ class Bench:
             vocab_size=self.model.config.vocab_size,
             max_seq_len=self.max_seq_len,
             num_draft_tokens=num_draft,
+            adaptive_draft=adaptive_draft,
             schedule=limits,
             grammar_vocab=self.grammar_vocab,
         )

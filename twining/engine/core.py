@@ -26,6 +26,7 @@ import torch
 from twining.config import PAGE_SIZE, ScheduleConfig
 from twining.drafters.base import Drafter, DraftItem
 from twining.engine import scheduler
+from twining.engine.adaptive import DraftPolicy
 from twining.engine.batch import accept_prefix, prompt_logprobs, slice_rows
 from twining.engine.grammar import GrammarVocab, compile_grammar
 from twining.engine.protocols import Pool, Trunk
@@ -61,6 +62,7 @@ class Engine:
         vocab_size: int,
         max_seq_len: int,
         num_draft_tokens: int,
+        adaptive_draft: bool = False,
         schedule: ScheduleConfig,
         grammar_vocab: GrammarVocab | None = None,
         load_s: float = 0.0,
@@ -84,6 +86,7 @@ class Engine:
         self._clock = clock
         self._num_draft = min(num_draft_tokens, drafter.max_draft)
         self._drafter_works = True
+        self._policy = DraftPolicy.start(self._num_draft) if adaptive_draft else None
         self._sequences: dict[str, Sequence] = {}
         self._rounds = Rounds()
         self._outbox: list[Delta] = []
@@ -328,9 +331,15 @@ class Engine:
             seq.num_drafted += len(ids)
             seq.num_accepted += accepted.num_accepted
             self._count(draft_steps=1, num_drafted=len(ids), num_accepted=accepted.num_accepted)
+            if self._policy is not None:
+                self._policy, seq.draft_rates = self._policy.note_sequence(
+                    seq.draft_rates, len(ids), accepted.num_accepted
+                )
             if accepted.finish_reason is None:
                 self._commit(seq, accepted, own)
             self._emit(seq, accepted)
+        if self._policy is not None:
+            self._policy = self._policy.note_round(end, self._clock() - item.began_s)
 
     def _commit(self, seq: Sequence, accepted: Accepted, rows: "TrunkRows") -> None:
         """The anchor and the accepted drafts enter the caches."""
@@ -343,7 +352,10 @@ class Engine:
 
     def _draft(self, seqs: SequenceOf[Sequence]) -> list[list[int]]:
         """Drafts of each sequence, at most as many as it may use, all ids inside the vocabulary."""
-        wanted = [seq.num_draft(self._num_draft) if self._drafter_works else 0 for seq in seqs]
+        limit = self._num_draft
+        if self._policy is not None:
+            limit = self._policy.choose([seq.draft_rates for seq in seqs])
+        wanted = [seq.num_draft(limit) if self._drafter_works else 0 for seq in seqs]
         asking = [i for i, count in enumerate(wanted) if count]
         drafts: list[list[int]] = [[] for _ in seqs]
         if not asking:

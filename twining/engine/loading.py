@@ -89,6 +89,7 @@ def load_engine(config: EngineConfig) -> Engine:
         vocab_size=model_config.vocab_size,
         max_seq_len=max_seq_len,
         num_draft_tokens=num_draft,
+        adaptive_draft=config.draft.adaptive_draft,
         schedule=schedule,
         grammar_vocab=grammar_vocab,
         load_s=load_s,

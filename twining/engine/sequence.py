@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from twining.config import PAGE_SIZE
+from twining.engine.adaptive import Rates
 from twining.engine.request import Request, Timings
 from twining.engine.sampler import TokenHistory
 from twining.engine.scheduler import Phase, SequenceView
@@ -27,7 +28,8 @@ class Sequence:
     request.max_tokens is already clamped to the context. order: arrival number. prompt_done: prompt
     tokens in the caches. carried_logits [V]: what the last row of a prompt chunk says about the
     next chunk's first token; kept only for prompt_logprobs. under_way: a verify pass of it was
-    launched and not taken in. last_round: number of the last one launched.
+    launched and not taken in. last_round: number of the last one launched. draft_rates: how often
+    its drafts were right (engine/adaptive.py).
     """
 
     request: Request
@@ -40,6 +42,7 @@ class Sequence:
     prompt_done: int = 0
     under_way: bool = False
     last_round: int = 0
+    draft_rates: Rates | None = None
     carried_logits: Tensor | None = None
     grammar: "GrammarState | None" = None
     admitted_s: float = 0.0
