@@ -160,6 +160,7 @@ class ServerConfig:
     any_model: bool = True
     default_effort: Effort = "high"
     thinking_off: ThinkingOff = "low"
+    tool_guard: bool = True
     max_n: int = 8
     max_body_mib: int = 96
     heartbeat_s: float = 15.0  # 0 = off

@@ -58,6 +58,7 @@ SERVER_DOCS: Final[Mapping[str, SettingDoc]] = {
     "server.any_model": _D("", "Accept whatever model id a request names."),
     "server.default_effort": _D("", "Reasoning effort of requests that name none."),
     "server.thinking_off": _D("", "What a request not to think gets: low, prefill, or reject."),
+    "server.tool_guard": _D("", "Calls keep their structure and declared names while sampling."),
     "server.max_n": _D("choices", "Most choices per request."),
     "server.max_body_mib": _D("MiB", "Largest request body."),
     "server.heartbeat_s": _D("seconds", "Silence before a keep-alive line; 0 = off."),

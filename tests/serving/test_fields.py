@@ -74,6 +74,17 @@ GOOD = [
     {"best_of": 1},
     {"user": "u", "metadata": {}, "store": True},
     {"made_up_field": [1, 2]},
+    {"response_format": {"type": "text"}},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+    {"structured_outputs": {"regex": "a"}},
+    {"structured_outputs": {"choice": ["a"]}, "tools": [TOOL]},
+    {"guided_json": {"type": "object"}},
+    {"grammar": 'root ::= "x"'},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+    {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
 ]
 
 BAD = [
@@ -144,27 +155,33 @@ BAD = [
     ({"tools": [TOOL, TOOL]}, "invalid_tool", "tools[1]"),
     ({"tools": [TOOL] * 1025}, "too_many_items", "tools"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-        "unsupported_parameter",
-        "tools[0].function.strict",
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "strict": True, "parameters": {"anyOf": [{}]}},
+                }
+            ]
+        },
+        "invalid_json_schema",
+        "tools[0].function.parameters.anyOf",
     ),
     ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice_invalid", "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice_invalid", "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
+        "tool_choice_invalid",
+        "tool_choice",
+    ),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
         "tool_choice_invalid",
         "tool_choice",
     ),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-        "unsupported_parameter",
-        "tool_choice",
-    ),
     ({"parallel_tool_calls": 0}, "wrong_type", "parallel_tool_calls"),
     ({"response_format": {"type": "xml"}}, "invalid_value", "response_format"),
     ({"response_format": "json"}, "invalid_value", "response_format"),
-    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    ({"response_format": {"type": "structural_tag"}}, "unsupported_parameter", "response_format"),
     (
         {"response_format": {"type": "json_schema"}},
         "invalid_value",
@@ -175,9 +192,9 @@ BAD = [
         "conflicting_fields",
         "structured_outputs",
     ),
-    ({"structured_outputs": {"regex": "a"}}, "unsupported_parameter", "structured_outputs"),
-    ({"guided_json": {}}, "unsupported_parameter", "guided_json"),
-    ({"grammar": "root ::= x"}, "unsupported_parameter", "grammar"),
+    ({"structured_outputs": {"regex": "(a"}}, "grammar_error", "structured_outputs.regex"),
+    ({"guided_json": {"type": "x"}}, "invalid_json_schema", "guided_json"),
+    ({"grammar": "root ::= x"}, "grammar_error", "grammar"),
     ({"guided_json": {}, "grammar": "x"}, "conflicting_fields", "guided_json"),
     ({"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
     ({"reasoning": "low"}, "wrong_type", "reasoning"),

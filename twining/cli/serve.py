@@ -72,6 +72,9 @@ def serve(
     thinking_off: Annotated[
         ThinkingOff, typer.Option(help="What a request to think not at all does.")
     ] = SERVER.thinking_off,
+    tool_guard: Annotated[
+        bool, typer.Option(help="Keep calls to declared names and keys while sampling.")
+    ] = SERVER.tool_guard,
     temperature: Annotated[
         float, typer.Option(help="Default temperature.")
     ] = SERVER.sampling.temperature,
@@ -109,6 +112,7 @@ def serve(
         any_model=any_model,
         default_effort=default_effort,
         thinking_off=thinking_off,
+        tool_guard=tool_guard,
         max_n=max_n,
         max_body_mib=max_body_mib,
         heartbeat_s=heartbeat,

@@ -102,11 +102,18 @@ def compile_grammar(vocab: GrammarVocab | None, request: Request) -> "GrammarSta
     if request.grammar is None:
         return None
     if vocab is None:
+        if request.grammar.is_optional:
+            return None
         raise RequestError(
             "grammars are off: the model's tokenizer.json is missing or unsuitable (see the log)",
             code="grammar_error",
         )
-    return vocab.compile(request.grammar, request.stop_ids)
+    try:
+        return vocab.compile(request.grammar, request.stop_ids)
+    except RequestError:
+        if request.grammar.is_optional:
+            return None
+        raise
 
 
 class GrammarState:

@@ -40,13 +40,15 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: a grammar in llguidance's JSON form, token ids already in it. start_id: the grammar
     starts after this token was generated (the end of the thought), -1 for at once. trigger_id: from
     then on text is free, and one match must follow each of these tokens (the opening of a call); -1
-    for one match and then the end. banned_before: never sampled before the start.
+    for one match and then the end. banned_before: never sampled before the start. is_optional: an
+    engine that cannot apply it goes on without.
     """
 
     source: str
     start_id: int = -1
     trigger_id: int = -1
     banned_before: tuple[int, ...] = ()
+    is_optional: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):

@@ -36,6 +36,7 @@ ENGINE_STATUS = {
     "model_loading": 503,
     "out_of_memory": 500,
     "context_length_exceeded": 400,
+    "grammar_error": 400,
 }
 GENERIC_500 = "the server failed on this request; the log has details under this request id"
 SHOWN_VALUE_CHARS = 64  # values from a request are echoed only when this short

@@ -22,8 +22,10 @@ from twining.serving.parsing import (
     TokenParser,
     ToolCall,
 )
+from twining.serving.repeats import RepeatFilter
 from twining.serving.sources import ChatSource, Source, TextSource
 from twining.serving.stops import Span, StopMatch, StopMatcher, TokenSpans
+from twining.serving.structured import Mode
 from twining.serving.tokenizer import Tokenizer
 
 StartState = Literal["reasoning", "content"]
@@ -149,12 +151,18 @@ class ChoiceOutput:
         start: StartState,
         tools: Sequence[dict[str, Any]],
         parallel_tool_calls: bool,
+        tool_choice: Mode = "auto",
     ) -> "ChoiceOutput":
         """Reasoning, content and calls; tools empty turns call parsing off."""
-        parser_options = ParserOptions(tools=tools, parallel_tool_calls=parallel_tool_calls)
+        parser_options = ParserOptions(
+            tools=tools,
+            parallel_tool_calls=parallel_tool_calls,
+            tool_choice={"type": "function"} if tool_choice == "named" else tool_choice,
+        )
         parser = TokenParser(tokenizer, parser_options, start=start)
         names = frozenset(tool["function"]["name"] for tool in tools)
-        return cls(tokenizer, options, ChatSource(parser), names)
+        repeats = RepeatFilter() if tool_choice == "required" else None
+        return cls(tokenizer, options, ChatSource(parser, repeats), names)
 
     @classmethod
     def for_text(

@@ -6,6 +6,7 @@ One token in, its events out; the parser's own end and message afterwards.
 from typing import Literal, Protocol
 
 from twining.serving.parsing import ContentText, Event, ParsedMessage, TokenParser
+from twining.serving.repeats import RepeatFilter
 from twining.serving.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -31,10 +32,11 @@ class Source(Protocol):
 
 
 class ChatSource:
-    """Reasoning, content and calls of a chat reply."""
+    """Reasoning, content and calls of a chat reply; repeats: the filter of forced calls, if any."""
 
-    def __init__(self, parser: TokenParser) -> None:
+    def __init__(self, parser: TokenParser, repeats: RepeatFilter | None = None) -> None:
         self._parser = parser
+        self._repeats = repeats
 
     @property
     def is_reasoning(self) -> bool:
@@ -42,16 +44,20 @@ class ChatSource:
 
     @property
     def wants_stop(self) -> bool:
-        return self._parser.stop_generation
+        is_over = self._repeats is not None and self._repeats.is_over
+        return is_over or self._parser.stop_generation
 
     def token(self, token_id: int) -> list[Event]:
-        return self._parser.feed_token(token_id)
+        return self._filtered(self._parser.feed_token(token_id))
 
     def finish(self, end: Literal["eos", "length"]) -> list[Event]:
-        return self._parser.finish(end)
+        return self._filtered(self._parser.finish(end))
 
     def message(self) -> ParsedMessage | None:
         return self._parser.message()
+
+    def _filtered(self, events: list[Event]) -> list[Event]:
+        return events if self._repeats is None else self._repeats.take(events)
 
 
 class TextSource:

@@ -75,17 +75,6 @@ REFUSED = (
     "mm_processor_kwargs",
     "media_io_kwargs",
 )
-STRUCTURED_TOP = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "grammar",
-)
-STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object")
-RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 class SamplingBody(Body):
@@ -181,39 +170,6 @@ def refuse_unsupported(data: Mapping[str, Any]) -> None:
     modalities = data.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise _unsupported("modalities", "only ['text'] is offered")
-
-
-def check_structured(data: Mapping[str, Any]) -> None:
-    """Structured output (spec 7.4): shape first, then refusal, since this version has none."""
-    form = data.get("response_format")
-    if form is not None:
-        kind = form.get("type") if isinstance(form, dict) else None
-        if kind not in RESPONSE_FORMATS:
-            raise RequestError(
-                "response_format.type must be text, json_object or json_schema",
-                code="invalid_value",
-                param="response_format",
-            )
-        schema = form.get("json_schema")
-        if kind == "json_schema" and not (isinstance(schema, dict) and "schema" in schema):
-            raise RequestError(
-                "response_format.json_schema.schema is required with type json_schema",
-                code="invalid_value",
-                param="response_format.json_schema",
-            )
-    sources = [name for name in STRUCTURED_TOP if data.get(name) is not None]
-    if form is not None and form["type"] != "text":
-        sources.insert(0, "response_format")
-    inner = data.get("structured_outputs")
-    members = [k for k in STRUCTURED_KINDS if isinstance(inner, dict) and inner.get(k) is not None]
-    if len(sources) > 1 or (inner is not None and len(members) != 1):
-        raise RequestError(
-            f"give exactly one form of structured output (got {', '.join(sources + members)})",
-            code="conflicting_fields",
-            param=sources[0],
-        )
-    if sources:
-        raise _unsupported(sources[0], "structured output is not in this version; use plain text")
 
 
 def check_common(body: SamplingBody, *, vocab_size: int, max_n: int) -> None:
@@ -322,42 +278,6 @@ def show_reasoning(body: ChatBody) -> bool:
             "reasoning.exclude must be true or false", code="wrong_type", param="reasoning.exclude"
         )
     return body.include_reasoning and exclude is not True
-
-
-def refuse_strict(tools: list[dict[str, Any]]) -> None:
-    """Raises RequestError for strict functions: their arguments could not be guaranteed here."""
-    for index, tool in enumerate(tools):
-        if tool["function"].get("strict") is True or tool.get("strict") is True:
-            raise _unsupported(
-                f"tools[{index}].function.strict",
-                "strict tools are not in this version; set it to false",
-            )
-
-
-def check_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> bool:
-    """True if calls are allowed (auto), False for none. Raises RequestError otherwise (7.2)."""
-    if choice is None:
-        return bool(tools)
-    if choice == "none":
-        return False
-    names = {tool["function"]["name"] for tool in tools}
-    if choice == "auto":
-        return bool(tools)
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in ("required", "function", "allowed_tools"):
-        raise _bad_choice("must be auto, none, required or a function choice")
-    if not tools:
-        raise _bad_choice("needs tools; declare them or leave tool_choice out")
-    if kind == "function":
-        inner = choice.get("function")
-        name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
-        if not isinstance(name, str) or name not in names:
-            raise _bad_choice(f"names {shown(name)}, which is not declared in tools")
-    raise _unsupported("tool_choice", "forced calls are not in this version; use auto or none")
-
-
-def _bad_choice(what: str) -> RequestError:
-    return RequestError(f"tool_choice {what}", code="tool_choice_invalid", param="tool_choice")
 
 
 def sampling_values(

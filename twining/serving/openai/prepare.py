@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twining.engine.request import Request, SamplingParams
+from twining.engine.request import GrammarSpec, Request, SamplingParams
 from twining.errors import RequestError
 from twining.serving.access import random_id
 from twining.serving.chat_format import build_prompt
@@ -20,11 +20,8 @@ from twining.serving.openai.bodies import (
     asked_tokens,
     check_chat,
     check_common,
-    check_structured,
-    check_tool_choice,
     ignored_warnings,
     reasoning_budget,
-    refuse_strict,
     refuse_unsupported,
     sampling_values,
     show_reasoning,
@@ -32,6 +29,7 @@ from twining.serving.openai.bodies import (
 from twining.serving.openai.fields import parse_body
 from twining.serving.output import ChoiceOutput, OutputOptions
 from twining.serving.parsing import start_state
+from twining.serving.structured import build_grammar, content_grammar, parse_tool_choice
 
 MAX_PROMPTS = 32
 SEED_MASK = (1 << 63) - 1
@@ -56,6 +54,7 @@ class _Tail:
     """What differs between the choices of chat and raw completions."""
 
     banned_ids: tuple[int, ...] = ()
+    grammar: GrammarSpec | None = None
     force_after: int = -1
     logprobs: int = -1
     prompt_logprobs: int = -1
@@ -91,7 +90,7 @@ def check_length(context: ServerContext, ids: Sequence[int]) -> None:
 def prepare_chat(context: ServerContext, data: dict[str, Any]) -> Prepared:
     """Raises RequestError for anything wrong with a chat body. Pure; may run on a thread."""
     refuse_unsupported(data)
-    check_structured(data)
+    content = content_grammar(data)
     body = parse_body(ChatBody, data)
     check_chat(body)
     check_common(body, vocab_size=context.vocab_size, max_n=context.config.max_n)
@@ -103,8 +102,7 @@ def prepare_chat(context: ServerContext, data: dict[str, Any]) -> Prepared:
         default_effort=effort or context.config.default_effort,
         thinking_off=context.config.thinking_off,
     )
-    refuse_strict(prompt.tools)
-    is_calling = check_tool_choice(body.tool_choice, prompt.tools)
+    choice = parse_tool_choice(body.tool_choice, prompt.tools)
     refuse_best_of(data, body.n)
     if prompt.media:
         raise RequestError(
@@ -118,8 +116,19 @@ def prepare_chat(context: ServerContext, data: dict[str, Any]) -> Prepared:
     check_length(context, ids)
     start = start_state(ids, tokenizer.markers)
     shown = show_reasoning(body)
+    grammar, grammar_warnings = build_grammar(
+        content=content,
+        tools=prompt.tools,
+        choice=choice,
+        parallel=body.parallel_tool_calls,
+        is_thinking=start == "reasoning",
+        markers=tokenizer.markers,
+        tool_guard=context.config.tool_guard,
+    )
+    is_barred = bool(prompt.tools) and not choice.is_calling
     tail = _Tail(
-        banned_ids=(tokenizer.markers.tool_call_open,) if prompt.tools and not is_calling else (),
+        banned_ids=(tokenizer.markers.tool_call_open,) if is_barred else (),
+        grammar=grammar,
         force_after=budget if start == "reasoning" else -1,
         logprobs=body.top_logprobs if body.logprobs else -1,
         prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
@@ -135,8 +144,9 @@ def prepare_chat(context: ServerContext, data: dict[str, Any]) -> Prepared:
                 tokenizer,
                 options,
                 start=start,
-                tools=prompt.tools if is_calling else [],
+                tools=prompt.tools if choice.is_calling else [],
                 parallel_tool_calls=body.parallel_tool_calls,
+                tool_choice=choice.mode,
             )
             if start is not None
             else ChoiceOutput.for_text(tokenizer, options, skip_special=True)
@@ -147,7 +157,7 @@ def prepare_chat(context: ServerContext, data: dict[str, Any]) -> Prepared:
         model=model,
         choices=choices,
         prompts=[ids],
-        warnings=[*ignored_warnings(data), *prompt.warnings, *warnings],
+        warnings=[*ignored_warnings(data), *prompt.warnings, *grammar_warnings, *warnings],
         show_reasoning=shown,
         partial_reasoning=prompt.partial_reasoning if body.echo else "",
         partial_content=prompt.partial_content if body.echo else "",
@@ -157,7 +167,7 @@ def prepare_chat(context: ServerContext, data: dict[str, Any]) -> Prepared:
 def prepare_completion(context: ServerContext, data: dict[str, Any]) -> Prepared:
     """Raises RequestError for anything wrong with a raw completion body."""
     refuse_unsupported(data)
-    check_structured(data)
+    content = content_grammar(data)
     if data.get("suffix") is not None:
         raise RequestError(
             "suffix: fill-in-the-middle is off; leave it out",
@@ -180,7 +190,9 @@ def prepare_completion(context: ServerContext, data: dict[str, Any]) -> Prepared
         check_length(context, ids)
     logprobs = -1 if body.logprobs is None else body.logprobs
     asked_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+    grammar, grammar_warnings = build_grammar(content=content, markers=context.tokenizer.markers)
     tail = _Tail(
+        grammar=grammar,
         logprobs=logprobs,
         prompt_logprobs=max(asked_prompt, logprobs if body.echo else -1),
     )
@@ -199,7 +211,7 @@ def prepare_completion(context: ServerContext, data: dict[str, Any]) -> Prepared
         model=model,
         choices=choices,
         prompts=prompts,
-        warnings=[*ignored_warnings(data), *warnings],
+        warnings=[*ignored_warnings(data), *grammar_warnings, *warnings],
     )
 
 
@@ -260,6 +272,7 @@ def _choices(
                 prompt_logprobs=tail.prompt_logprobs,
                 force_after=tail.force_after,
                 force_id=markers.think_close if tail.force_after >= 0 else -1,
+                grammar=tail.grammar,
                 priority=body.priority,
                 cache_salt=body.cache_salt,
                 use_prefix_cache=body.cache_prompt,

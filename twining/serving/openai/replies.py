@@ -95,7 +95,14 @@ def model_object(context: ServerContext, model_id: str) -> dict[str, Any]:
         "context_length": limit,
         "max_output_tokens": max(limit - 1, 0),
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-        "supported_parameters": ["tools", "tool_choice", "reasoning_effort", "logprobs", "seed"],
+        "supported_parameters": [
+            "tools",
+            "tool_choice",
+            "response_format",
+            "reasoning_effort",
+            "logprobs",
+            "seed",
+        ],
         "meta": {
             "n_ctx": limit,
             "n_ctx_train": context.trained_length,

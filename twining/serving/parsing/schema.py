@@ -82,11 +82,15 @@ def _types(schema: object, root: Mapping[str, Any], steps: int, seen: set[int]) 
     seen.add(id(schema))
     given = schema.get("type")
     if given is None and "$ref" in schema:
-        return _types(_resolve(schema["$ref"], root), root, steps - 1, seen) if steps else set()
+        return (
+            _types(resolve_reference(schema["$ref"], root), root, steps - 1, seen)
+            if steps
+            else set()
+        )
     found: set[str] = set()
     if given is not None:
-        found.update(given if isinstance(given, list) else [given])
-        found = {name for name in found if name in TYPE_NAMES}
+        listed = given if isinstance(given, list) else [given]
+        found = {name for name in listed if isinstance(name, str) and name in TYPE_NAMES}
     else:
         members = schema.get("enum")
         found.update(map(_type_of, members if isinstance(members, list) else ()))
@@ -125,7 +129,7 @@ def _type_of(value: object) -> str:
             return "object"
 
 
-def _resolve(reference: object, root: Mapping[str, Any]) -> object:
+def resolve_reference(reference: object, root: Mapping[str, Any]) -> object:
     """Target of a local reference `#/a/b`, or None."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
