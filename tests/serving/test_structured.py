@@ -206,6 +206,42 @@ def test_references_and_unions_in_arguments(vocab, tokenizer, seed):
     jsonschema.validate(json.loads(output.tool_calls[0].arguments), PERSON)
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"type": ["string", "integer"], "minimum": 5},
+            ["7", "3 apples", "x", "null"],
+            ["3", " 3 "],
+        ),
+        ({"anyOf": [{"type": "string"}, {"const": 5}]}, ["5", "five"], ["6", "1.5", "2e3"]),
+        ({"type": ["string", "null"], "enum": ["a"]}, ["a"], ["null", "b"]),
+        ({"type": ["string", "boolean"], "enum": ["a", True]}, ["a", "true"], ["false", "True"]),
+        ({"type": ["string", "object"], "maxProperties": 0}, ["{}", "x{"], ['{"a":1}', "{x"]),
+        ({"type": "string"}, ["3", "null", "", '"q"'], []),
+        ({"type": "string", "enum": ["3", "x"]}, ["3", "x"], ["", '"x"']),
+        ({"type": "string", "pattern": "b"}, ["abc"], ["ac"]),
+        ({"type": "integer"}, ["3"], ["x", "1.5", '"3"']),
+        ({}, ["3", "x", '{"a": 1}'], []),
+    ],
+    ids=lambda v: json.dumps(v)[:50],
+)
+def test_raw_text_is_what_the_parser_makes_of_it(vocab, tokenizer, schema, good, bad):
+    """Only texts whose converted value satisfies the schema; a few of those are left out too."""
+    tools = [tool("f", properties={"k": schema}, required=["k"])]
+    m = tokenizer.markers
+    state = compile_grammar(vocab, _request(spec_for(tokenizer, tools, "required"), tokenizer))
+    head = [m.tool_call_open, *tokenizer.encode_text("f"), m.arg_key_open]
+    head += [*tokenizer.encode_text("k"), m.arg_key_close, m.arg_value_open]
+    for text in [*good, *bad]:
+        ids = [*head, *tokenizer.encode_text(text), m.arg_value_close, m.tool_call_close]
+        fits = all(state.allowed(ids[:n], VOCAB)[ids[n]] for n in range(len(ids)))
+        assert fits == (text in good), text
+        arguments = json.loads(read(tokenizer, ids, tools).tool_calls[0].arguments)
+        if fits:
+            jsonschema.validate(arguments["k"], schema)
+
+
 # --------------------------------------------------------------------------- forms of content
 
 
