@@ -46,6 +46,7 @@ BAD = [
     (["serve", "/no/such/folder"], "is not a folder"),
     (["serve", ".", "--port", "70000"], "port=70000"),
     (["serve", ".", "--num-draft-tokens", "16"], "num_draft_tokens=16"),
+    (["serve", ".", "--partition", "5,3"], "partition='5,3' names 2 stages, but stages=1"),
     (["serve", ".", "--max-seqs", "0"], "max_seqs=0"),
     (["serve", ".", "--max-seq-len", "-1"], "max_seq_len=-1"),
     (["serve", ".", "--threads", "3"], "threads=3"),

@@ -50,7 +50,9 @@ def wait_ready(process, url, limit_s=90):
 @pytest.fixture(scope="module")
 def running(tiny_model):
     port = free_port()
-    process = start(tiny_model, port, "--num-draft-tokens", "3")
+    process = start(
+        tiny_model, port, "--num-draft-tokens", "3", "--stages", "2", "--adaptive-draft"
+    )
     try:
         wait_ready(process, f"http://127.0.0.1:{port}")
         yield process, port

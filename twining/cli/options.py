@@ -51,6 +51,18 @@ LatentOption = Annotated[
 MaxPagesOption = Annotated[
     int, typer.Option("--max-pages", help="Cache pages of 256 tokens; 0 = enough for all.")
 ]
+StagesOption = Annotated[
+    int, typer.Option("--stages", help="Devices that the layers are divided over.")
+]
+PartitionOption = Annotated[
+    str, typer.Option("--partition", help="Layers of each stage, as 23,22; empty = balanced.")
+]
+AdaptiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive-draft/--fixed-draft", help="Drafts per step by acceptance and measured time."
+    ),
+]
 EffortOption = Annotated[
     Literal["low", "high", "max"], typer.Option("--effort", help="Reasoning effort.")
 ]
@@ -88,6 +100,9 @@ def engine_config(
     num_draft_tokens: int,
     max_seq_len: int = ENGINE.max_seq_len,
     threads: int = ENGINE.threads,
+    stages: int = ENGINE.stages,
+    partition: str = ENGINE.partition,
+    adaptive_draft: bool = DRAFT.adaptive_draft,
     cache: CacheConfig = CACHE,
     schedule: ScheduleConfig = SCHEDULE,
 ) -> EngineConfig:
@@ -98,9 +113,14 @@ def engine_config(
         model_dir=paths.model_dir,
         max_seq_len=max_seq_len,
         threads=threads,
+        stages=stages,
+        partition=partition,
         cache=cache,
         draft=DraftConfig(
-            drafter=drafter, drafter_dir=paths.drafter_dir, num_draft_tokens=num_draft_tokens
+            drafter=drafter,
+            drafter_dir=paths.drafter_dir,
+            num_draft_tokens=num_draft_tokens,
+            adaptive_draft=adaptive_draft,
         ),
         schedule=schedule,
     )
