@@ -4,9 +4,9 @@ python benchmarks/fairness.py [--json] [--save] [--plot FILE.png] [--shares 0.25
 One chat decodes alone, a prompt of 8,192 tokens arrives, and the chat goes on after it. The chat's
 rate while the prompt is read must stay at or above decode_share of its rate alone, up to the one
 prefill step that starts before its decode time is paid back. Also told: the longest pause between
-two of its tokens, and how long the prompt took. `--clock cpu` counts the processor time of this
-process instead of seconds: with --threads 1 the two are the same on an idle machine, and other
-programs do not disturb it.
+two of its tokens, and how long the prompt took. `--clock cpu` lets engine and
+benchmark count the processor time of this process: with --threads 1 the two are the same on an idle
+machine, and other programs do not disturb it.
 """
 
 import argparse
@@ -130,7 +130,7 @@ def measure(
         ),
         stages=args.stages,
     )
-    engine = load_engine(config)
+    engine = load_engine(config, clock=CLOCKS[args.clock])
     warm_up(engine)
     found = trace(engine, args.prompt, args.alone, CLOCKS[args.clock])
     before = found.rate(0.0, found.arrived_s)

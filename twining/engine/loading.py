@@ -6,6 +6,7 @@ Everything `auto` is resolved here, once; the values in force are in Engine.read
 import logging
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -25,8 +26,10 @@ from twining.models.glm5_next.model import Glm5Next
 log = logging.getLogger(__name__)
 
 
-def load_engine(config: EngineConfig) -> Engine:
+def load_engine(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> Engine:
     """Load everything and check it. The default factory of the engine process.
+
+    clock: seconds, for fairness and timings.
 
     Sets torch's thread count for the whole process. Raises ConfigError, CheckpointError, or
     EngineError when the machine fails the row-invariance check.
@@ -93,6 +96,7 @@ def load_engine(config: EngineConfig) -> Engine:
         schedule=schedule,
         grammar_vocab=grammar_vocab,
         load_s=load_s,
+        clock=clock,
     )
 
 
