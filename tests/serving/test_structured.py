@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import jsonschema
 import numpy as np
@@ -623,3 +624,35 @@ def test_parameters_of_any_kind_do_not_crash(tokenizer):
             content_grammar({"guided_json": inner})
         except RequestError as err:
             assert err.code == "invalid_json_schema"
+
+
+def endless() -> list[dict]:
+    """Small or large schemas that would take for ever without a bound."""
+    many = {f"k{i}": {"$ref": "#/$defs/x"} for i in range(300)}
+    branch = {"anyOf": [{"$ref": "#/$defs/x"}] * 3}
+    chain: dict = {
+        f"d{i}": {"properties": {k: {"$ref": f"#/$defs/d{i + 1}"} for k in "ab"}}
+        for i in range(300)
+    }
+    chain |= {"d300": {"type": "string"}, "x": {"$ref": "#/$defs/d0"}}
+    text = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}
+    allof = {"type": "string", "allOf": [{"$ref": "#/$defs/x"}] * 3}
+    return [
+        {"properties": {"a": text}, "$defs": {"x": branch}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": allof}},
+        {"properties": many, "$defs": chain},
+        {"properties": {f"p{i}": {"type": "string"} for i in range(20_000)}},
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_work_on_schemas_is_bounded(tokenizer, number):
+    parameters = endless()[number]
+    began = time.process_time()
+    with pytest.raises(RequestError) as caught:
+        spec_for(tokenizer, [tool("f", True, **parameters)], "required")
+    assert caught.value.code == "invalid_json_schema"
+    if number == 3:
+        with pytest.raises(RequestError):
+            content_grammar({"guided_json": parameters})
+    assert time.process_time() - began < 10

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from twining.serving.parsing.schema import schema_types
 from twining.serving.structured.content import lark_string
 from twining.serving.structured.schema import Json, SchemaCleaner
-from twining.serving.structured.values import ValueWriter
+from twining.serving.structured.values import Budget, ValueWriter
 from twining.serving.tokenizer import Markers
 
 MAX_CALLS = 32  # of one reply
@@ -29,6 +29,7 @@ class CallWriter:
         self.warnings: list[str] = []
         self._markers = markers
         self._functions: list[str] = []
+        self._budget = Budget()
         self._has_guard = False
 
     def bind(self, tool: Json, param: str) -> None:
@@ -40,7 +41,7 @@ class CallWriter:
         cleaner = SchemaCleaner(strict=strict, reference_root="#/$defs/root")
         cleaned = cleaner.clean(parameters, where)
         self._check_top(cleaned, where, cleaner)
-        values = ValueWriter(cleaned, cleaner, prefix=f"v{len(self._functions)}")
+        values = ValueWriter(cleaned, cleaner, self._budget, prefix=f"v{len(self._functions)}")
         pairs: list[str] = []
         properties = cleaned.get("properties") or {}
         required = cleaned.get("required") or []

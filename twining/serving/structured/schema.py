@@ -16,6 +16,7 @@ Json = dict[str, Any]
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_SCHEMA_DEPTH = 64
 MAX_PATH_CHARS = 256
+MAX_PROPERTIES = 4000  # of a whole schema; compiling time grows with the square, to about a second
 # One blank, or a line feed and indentation, wherever JSON allows white space: no endless padding.
 WHITE_SPACE = r"\x20|\n\x20{0,64}"
 UNSUPPORTED = frozenset(
@@ -73,6 +74,7 @@ class SchemaCleaner:
 
     def __init__(self, *, strict: bool, reference_root: str = "#") -> None:
         self.warnings: list[str] = []
+        self._num_properties = 0
         self._strict = strict
         self._reference_root = reference_root
 
@@ -107,6 +109,9 @@ class SchemaCleaner:
             elif key == "format" and not (isinstance(value, str) and value in FORMATS):
                 self.ignore(key, where, "has a value that cannot be enforced")
             elif key in SCHEMA_MAPS and isinstance(value, dict):
+                self._num_properties += len(value)
+                if self._num_properties > MAX_PROPERTIES:
+                    raise bad_schema(where, f"more than {MAX_PROPERTIES} properties in a schema")
                 done[key] = {name: self._any(v, f"{where}.{name}") for name, v in value.items()}
             elif key in SCHEMA_LISTS and isinstance(value, list):
                 done[key] = [self._any(v, f"{where}[{n}]") for n, v in enumerate(value)]

@@ -29,7 +29,11 @@ from twining.serving.structured.schema import (
 )
 
 ROOT = "#/$defs/root"
-MAX_TOTAL_BYTES = 4 << 20  # of all documents of one function; references repeat the root
+# Of one request: bytes of JSON documents (references repeat the root), rules, and branches looked
+# at (references can make a small schema branch without end). Together about two seconds of work.
+MAX_BYTES = 1 << 20
+MAX_RULES = 5000
+MAX_STEPS = 50_000
 ANY_TEXT = r"/(.|\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"  # what str.strip removes
 # Texts that are read as another type, per type (white space around them is dropped first).
@@ -44,15 +48,32 @@ _READ_AS = {
 _PLAIN = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 
 
+class Budget:
+    """What the schemas of one request may cost."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.num_rules = 0
+        self.num_steps = 0
+
+    def check(self, param: str) -> None:
+        """Raises RequestError when anything is used up."""
+        if self.num_bytes > MAX_BYTES or self.num_rules > MAX_RULES or self.num_steps > MAX_STEPS:
+            raise bad_schema(
+                param, "the schemas of all tools are too large together; simplify them"
+            )
+
+
 class ValueWriter:
     """Rules of one function's values. root: its cleaned parameters, references moved to ROOT."""
 
-    def __init__(self, root: Json, cleaner: SchemaCleaner, *, prefix: str) -> None:
+    def __init__(self, root: Json, cleaner: SchemaCleaner, budget: Budget, *, prefix: str) -> None:
         self.lines: list[str] = []
         self._root = root
         self._cleaner = cleaner
         self._prefix = prefix
-        self._num_bytes = 0
+        self._budget = budget
+        self._param = ""
         self._has_references = "$ref" in dump_json(root)
 
     def rule(self, schema: Any, types: frozenset[str], param: str) -> str | None:
@@ -60,6 +81,9 @@ class ValueWriter:
 
         types: what the parser converts to (schema_types). Raises RequestError.
         """
+        self._param = param
+        self._budget.num_rules += 1
+        self._budget.check(param)
         if schema is True:
             return "TEXT"
         if schema is False:
@@ -82,6 +106,8 @@ class ValueWriter:
 
     def _resolved(self, schema: Json, steps: int) -> Json:
         """Follow a reference; what is beside it is kept."""
+        self._budget.num_steps += 1
+        self._budget.check(self._param)
         while steps and isinstance(schema.get("$ref"), str):
             reference = schema["$ref"]
             if not reference.startswith(ROOT):
@@ -194,9 +220,7 @@ class ValueWriter:
             document["$defs"] = {"root": self._root}
         check_size(document, param)
         compiled = dump_json(compile_schema(document, param, self._cleaner))
-        self._num_bytes += len(compiled)
-        if self._num_bytes > MAX_TOTAL_BYTES:
-            raise bad_schema(param, "references repeat too much text; write the schemas out")
+        self._budget.num_bytes += len(compiled)
         name = f"{self._prefix}_{len(self.lines)}"
         self.lines.append(f"{name}: %json {compiled}")
         return name
