@@ -1,12 +1,17 @@
 """Stages on threads: order, several passes at once, failures that reach who waits, clean ends."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 from tests.models.synthetic import make_model
 from twining.engine.pipeline import Pipeline
+from twining.engine.request import Request, SamplingParams
+from twining.engine.rounds import Rounds
+from twining.engine.sampler import TokenHistory
+from twining.engine.sequence import Sequence
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,33 @@ def test_a_failure_reaches_who_waits_and_no_one_else(model, pipeline, monkeypatc
     assert len(rows[1].result(timeout=60).hidden) == 2
     with pytest.raises(RuntimeError, match="on purpose"):
         pipeline.verify([(states[0], [1])])
+
+
+def test_a_round_whose_sequences_are_all_gone_is_dropped():
+    """Withdrawing waits for the pass of that sequence, and for no other."""
+    rounds, passes = Rounds(), [Future(), Future(), Future()]
+    seqs = [[make_sequence(f"{i}{n}") for n in range(2)] for i in range(3)]
+    for group, rows in zip(seqs, passes, strict=True):
+        rounds.add(group, [[], []], rows, 0.0)
+    rounds.audit([s for group in seqs for s in group])
+    passes[1].set_result(None)
+    for seq in seqs[1]:
+        rounds.withdraw(seq)
+        rounds.withdraw(seq)  # once is enough
+    assert len(rounds) == 2 and not passes[0].done() and not passes[2].done()
+    passes[0].set_result(None)
+    rounds.withdraw(seqs[0][1])
+    oldest = rounds.take()
+    assert oldest.withdrawn == {"01"} and not seqs[0][0].under_way
+    passes[2].set_exception(RuntimeError("on purpose"))
+    with pytest.raises(RuntimeError, match="on purpose"):
+        rounds.take()
+    rounds.audit([s for group in seqs for s in group])
+
+
+def make_sequence(name: str) -> Sequence:
+    request = Request(id=name, prompt_ids=[1], max_tokens=1, sampling=SamplingParams())
+    return Sequence(request=request, order=0, arrived_s=0.0, history=TokenHistory([1]), tokens=[1])
 
 
 def test_a_refused_prefill_leaves_nothing_under_way(model, pipeline):

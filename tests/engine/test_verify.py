@@ -172,3 +172,22 @@ def test_noise_uses_the_absolute_position():
             token = accept(flat, [], request, history).token_ids[0]
             assert token == int(gumbel_noise(params.seed, position, np.arange(500)).argmax())
             history.extend([token])
+
+
+class FailingGrammar:
+    """Allows everything, and gives up when it is asked whether it is over."""
+
+    def allowed(self, generated, vocab_size):
+        return None
+
+    def is_complete(self, generated):
+        raise LogitsError("the grammar gave up")
+
+
+def test_a_grammar_that_gives_up_after_a_token_leaves_that_token():
+    request = make_request([1, 2])
+    history = TokenHistory(request.prompt_ids)
+    logits = torch.from_numpy(target_logits((1, 2)))[None]
+    want = accept(logits, [], request, history)
+    assert accept(logits, [], request, history, FailingGrammar()) == want
+    assert want.finish_reason is None
