@@ -67,6 +67,7 @@ BAD = [
     (["convert", ".", "out", "--bits-for", "x"], "PATTERN=BITS"),
     (["demo", "score", "--model", "/no/such/folder"], "is not a folder"),
     (["demo", "score", "--num-per-task", "0"], "at least 1"),
+    (["demo", "score", "--num-accepted", "-1"], "--num-accepted -1"),
 ]
 
 
@@ -82,6 +83,13 @@ def test_user_errors_are_one_line(capsys, args, words):
 def test_usage_errors(capsys, args):
     status, out, err = run(capsys, *args)
     assert status == 2 and out == "" and "Traceback" not in err
+
+
+def test_settings_keep_their_whole_names_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(capsys, "config", "show")
+    assert status == 0
+    assert "draft.num_draft_tokens" in out and "cache.latent_format" in out and "…" not in out
 
 
 def test_messages_files(capsys, tmp_path):

@@ -2,7 +2,10 @@
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from serving_fakes import serve
+
+from twining.serving.openai.bodies import ChatBody
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -298,3 +301,21 @@ def test_silent_fields_give_no_warning(http):
     fields = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     reply = http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
     assert "x-warnings" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("temperature", "1", 'must be a number (got "1")'),
+        ("temperature", True, "must be a number (got true)"),
+        ("n", [2], "must be an integer (got [2])"),
+        ("stream", "true", 'must be true or false (got "true")'),
+        ("model", 5, "must be a string (got a number)"),
+        ("stream_options", "x", "must be an object (got a string)"),
+        ("tools", {}, "must be a list (got an object)"),
+    ],
+)
+def test_wrong_types_are_named_as_json_names_them(field, value, words):
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate({"messages": HELLO, field: value})
+    assert [error["msg"] for error in caught.value.errors()] == [words]

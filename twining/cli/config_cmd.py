@@ -36,8 +36,9 @@ def show(config: FileOption = None, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps({key: _plain(value) for key, value in values.items()}))
         return
     table = Table()
-    for title in ("setting", "value", "unit", "effect"):
-        table.add_column(title)
+    table.add_column("setting", no_wrap=True)  # the key is typed again, so it stays whole
+    for title in ("value", "unit", "effect"):
+        table.add_column(title, overflow="fold")
     for setting in settings():
         shown = Text(str(_plain(values[setting.key])))
         table.add_row(setting.key, shown, setting.doc.unit, setting.doc.effect)

@@ -40,6 +40,9 @@ def score(
     model: ModelOption = DEMO,
     num_per_task: Annotated[int, typer.Option(help="Items per task.")] = 100,
     num_retrieval: Annotated[int, typer.Option(help="Texts per retrieval length.")] = 16,
+    num_accepted: Annotated[
+        int, typer.Option(help="Texts per kind for the accepted length; 0 leaves it out.")
+    ] = 8,
     seed: Annotated[int, typer.Option(help="Chooses the items.")] = 0,
     drafter: DrafterOption = DRAFT.drafter,
     drafter_dir: DrafterDirOption = DRAFT.drafter_dir,
@@ -54,6 +57,8 @@ def score(
 
     if num_per_task < 1 or num_retrieval < 1:
         raise ConfigError("--num-per-task and --num-retrieval must be at least 1")
+    if num_accepted < 0:
+        raise ConfigError(f"--num-accepted {num_accepted} is negative; use 0 to leave it out")
     config = engine_config(
         resolve_model(model, drafter_dir),
         drafter=drafter,
@@ -67,6 +72,7 @@ def score(
         session.tokenizer,
         num_per_task=num_per_task,
         num_retrieval=num_retrieval,
+        num_accepted=num_accepted,
         seed=seed,
     )
     if as_json:

@@ -33,6 +33,8 @@ FLUSH_S = 0.5  # for error events to reach their clients before the sockets clos
 FORCED_CLOSE_S = 5  # the HTTP server's own patience with open connections
 POLL_S = 0.05
 
+DISPLAY_NAMES = {"glm-5.3-flash": "GLM-5.3-Flash"}  # other models are shown by their id
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be used."""
@@ -74,6 +76,7 @@ def make_context(
         vocab_size=model.vocab_size,
         trained_length=limit,
         longest_token=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
+        display_name=DISPLAY_NAMES.get(config.model_id, config.model_id),
         metrics=Metrics(config.model_id),
     )
 

@@ -19,6 +19,15 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 256
 MAX_BIAS_ENTRIES = 1024
 
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
 
 def bad(code: str, message: str) -> PydanticCustomError:
     """The error of one field; `message` goes on after the field's name."""
@@ -26,17 +35,30 @@ def bad(code: str, message: str) -> PydanticCustomError:
     return PydanticCustomError(code, message.replace("{", "(").replace("}", ")"))
 
 
+def literal(value: Any) -> str:
+    """A short value as JSON writes it, so that "1" and 1 look different; others as `shown`."""
+    text = shown(value)
+    if isinstance(value, bool):
+        return text.lower()
+    return f'"{text}"' if isinstance(value, str) and text == value else text
+
+
+def kind(value: Any) -> str:
+    """The JSON word for a value's type."""
+    return _KINDS.get(type(value), "null")
+
+
 def as_integer(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise bad("wrong_type", f"must be an integer (got {shown(value)})")
+        raise bad("wrong_type", f"must be an integer (got {literal(value)})")
     return value
 
 
 def as_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad("wrong_type", f"must be a number (got {shown(value)})")
+        raise bad("wrong_type", f"must be a number (got {literal(value)})")
     try:
         number = float(value)
     except OverflowError:
@@ -48,25 +70,25 @@ def as_number(value: Any) -> float:
 
 def as_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise bad("wrong_type", f"must be true or false (got {shown(value)})")
+        raise bad("wrong_type", f"must be true or false (got {literal(value)})")
     return value
 
 
 def as_string(value: Any) -> str:
     if not isinstance(value, str):
-        raise bad("wrong_type", f"must be a string (got a {type(value).__name__})")
+        raise bad("wrong_type", f"must be a string (got {kind(value)})")
     return value
 
 
 def as_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise bad("wrong_type", f"must be an object (got a {type(value).__name__})")
+        raise bad("wrong_type", f"must be an object (got {kind(value)})")
     return value
 
 
 def as_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise bad("wrong_type", f"must be a list (got a {type(value).__name__})")
+        raise bad("wrong_type", f"must be a list (got {kind(value)})")
     return value
 
 
@@ -210,7 +232,7 @@ class Body(BaseModel):
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
-            raise bad("wrong_type", f"must be an object (got a {type(data).__name__})")
+            raise bad("wrong_type", f"must be an object (got {kind(data)})")
         return {key: value for key, value in data.items() if value is not None}
 
 
