@@ -16,6 +16,8 @@ PREFILL_BLOCK = 64  # tokens; the fixed unit of prefill arithmetic (design.md P1
 
 DrafterName = Literal["auto", "none", "ngram", "mtp", "dflash2"]
 LatentFormat = Literal["fp32", "bf16", "fp16", "q8", "q6", "q4"]
+ReuseMode = Literal["exact", "fast", "off"]
+Admission = Literal["reserved", "optimistic"]
 ThinkingOff = Literal["low", "prefill", "reject"]
 Effort = Literal["low", "high", "max"]
 
@@ -33,10 +35,25 @@ class CacheConfig:
     max_pages: int = (
         0  # pages of 256 tokens shared by all sequences; 0 = enough for max_seqs full ones
     )
+    reuse: ReuseMode = "exact"  # prefixes: exact = warm equals cold, fast = also decode-made state
+    checkpoint_gib: float = 2.0  # GiB of host memory for the planes of reusable prefixes
+    checkpoint_every: int = 2048  # prompt tokens between two checkpoints of one prompt
 
     def __post_init__(self) -> None:
         _require(
             self.max_pages >= 0, f"max_pages={self.max_pages} is negative; use 0 for automatic"
+        )
+        _require(
+            self.reuse in ("exact", "fast", "off"),
+            f"reuse={self.reuse!r} is unknown; use exact, fast or off",
+        )
+        _require(
+            0 <= self.checkpoint_gib < 2**20,
+            f"checkpoint_gib={self.checkpoint_gib} is outside 0..1048575; use reuse=off for none",
+        )
+        _require(
+            self.checkpoint_every > 0 and self.checkpoint_every % PAGE_SIZE == 0,
+            f"checkpoint_every={self.checkpoint_every} is not a positive multiple of {PAGE_SIZE}",
         )
 
 
@@ -72,6 +89,9 @@ class ScheduleConfig:
     decode_share: float = 0.5  # share of engine time that running chats keep during a long prefill
     max_queue: int = 64  # waiting requests; more are refused with 429
     queue_timeout_s: float = 120.0  # seconds a request may wait before 503
+    # reserved: pages of the worst case are held from the start. optimistic: pages as they are
+    # needed; when they run out, the youngest of the lowest priority is moved to host memory.
+    admission: Admission = "reserved"
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_seqs <= 256, f"max_seqs={self.max_seqs} is outside 1..256")
@@ -86,6 +106,10 @@ class ScheduleConfig:
             f"decode_share={self.decode_share} is not strictly between 0 and 1",
         )
         _require(self.max_queue >= 0, f"max_queue={self.max_queue} is negative")
+        _require(
+            self.admission in ("reserved", "optimistic"),
+            f"admission={self.admission!r} is unknown; use reserved or optimistic",
+        )
         _require(
             self.queue_timeout_s > 0, f"queue_timeout_s={self.queue_timeout_s} must be positive"
         )

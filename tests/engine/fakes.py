@@ -2,7 +2,8 @@
 
 The model is a hash: the hidden row of a position is a 64-bit digest of all ids up to it, and logits
 are a random function of that digest. It complains about every misuse of the contract (unreserved
-pages, unaligned chunks, commits of rows that were not verified, use after close).
+pages, unaligned chunks, commits of rows that were not verified, use after close), and when a page
+does not hold the tokens that it should.
 Letters: R rows, H = 4 hidden, V vocabulary.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from twining.cache.pages import PageAllocator
-from twining.config import PAGE_SIZE, EngineConfig, ScheduleConfig
+from twining.config import PAGE_SIZE, CacheConfig, EngineConfig, ScheduleConfig
 from twining.engine.core import Engine
 from twining.engine.request import Request
 from twining.engine.sampler import TokenHistory
@@ -35,25 +36,67 @@ class Rows:
 @dataclass(eq=False)
 class FakeState:
     slot: int
+    pool: "FakePool"
     length: int = 0
     pages: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     digest: int = 1
     window: list[int] | None = None
+    committed: int = 0
     is_open: bool = True
 
 
 class FakePool:
+    plane_names = ("ids",)
+
     def __init__(self, num_pages: int, max_seqs: int) -> None:
         self.pages = PageAllocator(num_pages)
         self.slots = list(range(max_seqs))
+        self.content = [[-1] * PAGE_SIZE for _ in range(num_pages)]
+
+    def write(self, state: FakeState, start: int, ids) -> None:
+        for p, token in enumerate(ids, start):
+            self.content[state.pages[p // PAGE_SIZE]][p % PAGE_SIZE] = token
+
+    def check(self, state: FakeState) -> None:
+        """The pages hold the sequence's tokens."""
+        held = [token for page in state.pages for token in self.content[page]]
+        assert held[: state.length] == state.ids, "pages hold something else"
+
+    def snapshot(self, state: FakeState) -> dict[str, torch.Tensor]:
+        assert state.is_open
+        return {"ids": torch.tensor(state.ids, dtype=torch.int64)}
+
+    def snapshot_at(self, state: FakeState, length: int) -> dict[str, torch.Tensor]:
+        assert state.length - state.committed < length <= state.length
+        return {"ids": torch.tensor(state.ids[:length])}
+
+    def restore(self, state: FakeState, planes, *, length: int, pages) -> None:
+        assert state.is_open and not state.pages and not state.ids
+        state.ids, state.length, state.pages = planes["ids"].tolist(), length, list(pages)
+        assert len(state.ids) == length
+        for token in state.ids:
+            state.digest = mix(state.digest, token)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.content[target] = list(self.content[source])
+
+    def export_pages(self, state: FakeState) -> dict[str, torch.Tensor]:
+        self.check(state)
+        pages = state.pages[: -(-state.length // PAGE_SIZE)]
+        return {"pages": torch.tensor([self.content[page] for page in pages])}
+
+    def import_pages(self, state: FakeState, planes) -> None:
+        for page, tokens in zip(state.pages, planes["pages"].tolist(), strict=False):
+            self.content[page] = tokens
+        self.check(state)
 
     @property
     def num_free_slots(self) -> int:
         return len(self.slots)
 
     def open(self) -> FakeState | None:
-        return FakeState(self.slots.pop()) if self.slots else None
+        return FakeState(self.slots.pop(), self) if self.slots else None
 
     def close(self, state: FakeState) -> None:
         assert state.is_open
@@ -93,7 +136,9 @@ class FakeModel:
         assert state.length + len(ids) <= len(state.pages) * PAGE_SIZE
         if self.fail_prefill_of in ids:
             raise RuntimeError("prefill fails on purpose")
+        state.pool.check(state)
         rows = self._rows(state, ids)
+        state.pool.write(state, state.length, ids)
         state.digest = self._digests(state, ids)[-1]
         state.ids += ids
         state.length += len(ids)
@@ -106,6 +151,8 @@ class FakeModel:
         for state, ids in batch:
             assert state.is_open and state.length and 1 <= len(ids) <= 16
             assert state.length + len(ids) <= len(state.pages) * PAGE_SIZE
+            state.pool.check(state)
+            state.pool.write(state, state.length, ids)
             state.window = list(ids)
             rows.append(self._rows(state, ids).hidden)
         return Rows(torch.cat(rows))
@@ -121,6 +168,7 @@ class FakeModel:
         state.digest = self._digests(state, ids)[-1]
         state.ids += ids
         state.length += num_rows
+        state.committed = num_rows
         state.window = None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -150,9 +198,13 @@ class FakeModel:
 
 class NoDrafter:
     name, max_draft, needs_taps, needs_hidden = "none", 0, False, False
+    plane_names, rewrites_last_page = (), False
 
     def open(self, state) -> None: ...
     def close(self, state) -> None: ...
+    def snapshot(self, state, length):
+        raise AssertionError("nobody needs this")
+
     def extend(self, state, start, ids, rows) -> None:
         raise AssertionError("nobody needs this")
 
@@ -168,8 +220,12 @@ class FakeDrafter:
     """
 
     name, max_draft, needs_taps, needs_hidden = "fake", 15, True, True
+    plane_names = ("seen",)
 
-    def __init__(self, seed: int, oracle=None, skill: float = 0.7, fail_at: int = -1) -> None:
+    def __init__(
+        self, seed: int, oracle=None, skill: float = 0.7, fail_at: int = -1, rewrites: bool = False
+    ) -> None:
+        self.rewrites_last_page = rewrites
         self.random = random.Random(seed)
         self.oracle = oracle or (lambda tokens, count: [])
         self.skill = skill
@@ -192,6 +248,17 @@ class FakeDrafter:
         for token, row in zip(ids, rows.hidden.tolist(), strict=True):
             self.digest[state.slot] = mix(self.digest[state.slot], token)
             assert row[1:] == hidden_of(self.digest[state.slot])[1:]
+        assert self.seen[state.slot] == state.ids
+
+    def snapshot(self, state, length):
+        assert state.slot in self.seen
+        return {"seen": torch.tensor(self.seen[state.slot][:length], dtype=torch.int64)}
+
+    def restore(self, state, planes, length) -> None:
+        assert self.seen[state.slot] == [] and state.length == length
+        self.seen[state.slot] = planes["seen"].tolist()
+        for token in self.seen[state.slot]:
+            self.digest[state.slot] = mix(self.digest[state.slot], token)
         assert self.seen[state.slot] == state.ids
 
     def draft(self, items):
@@ -250,6 +317,7 @@ def make_engine(
     max_seq_len: int = 1024,
     num_draft: int = 4,
     seed: int = 0,
+    cache: CacheConfig | None = None,
 ) -> Engine:
     schedule = schedule or ScheduleConfig(max_seqs=4)
     return Engine(
@@ -260,6 +328,7 @@ def make_engine(
         max_seq_len=max_seq_len,
         num_draft_tokens=num_draft,
         schedule=schedule,
+        cache=cache,
         clock=FakeClock(seed),
     )
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from twining.checkpoint.hf_config import parse_glm5_next
 from twining.checkpoint.reader import Checkpoint
-from twining.config import DraftConfig, ScheduleConfig
+from twining.config import CacheConfig, DraftConfig, ScheduleConfig
 from twining.drafters.base import Drafter, DraftItem
 from twining.drafters.make import make_drafter, tap_layers
 from twining.engine.core import Engine
@@ -53,6 +53,7 @@ class Bench:
         latent_format: str = "fp32",
         partition: tuple[int, ...] = (),
         adaptive_draft: bool = False,
+        cache: CacheConfig | None = None,
         **schedule: float,
     ) -> Engine:
         limits = ScheduleConfig(max_seqs=max_seqs, queue_timeout_s=1e9, **schedule)
@@ -84,6 +85,7 @@ class Bench:
             adaptive_draft=adaptive_draft,
             schedule=limits,
             grammar_vocab=self.grammar_vocab,
+            cache=cache,
         )
 
 
@@ -91,6 +93,7 @@ class ReplayDrafter:
     """Proposes the known continuation with mistakes, so that every accept length 0 .. K occurs."""
 
     name, needs_taps, needs_hidden = "replay", False, False
+    plane_names, rewrites_last_page = (), False
 
     def __init__(self, known: dict[tuple[int, ...], list[int]], max_draft: int, seed: int) -> None:
         self.known, self.max_draft, self.random = known, max_draft, random.Random(seed)
@@ -98,6 +101,10 @@ class ReplayDrafter:
     def open(self, state) -> None: ...
     def close(self, state) -> None: ...
     def extend(self, state, start, ids, rows) -> None: ...
+    def restore(self, state, planes, length) -> None: ...
+
+    def snapshot(self, state, length):
+        return {}
 
     def draft(self, items: Sequence[DraftItem]) -> list[list[int]]:
         return [self._draft(list(item.tokens), item.num_draft) for item in items]

@@ -51,6 +51,12 @@ class CachePool:
     way; passes of other sequences do not matter.
     """
 
+    plane_names: tuple[str, ...] = (
+        "kda_state",
+        "kda_conv",
+        "index_tail",
+    )  # what a snapshot consists of
+
     def __init__(
         self,
         config: Glm5NextConfig,
@@ -154,12 +160,35 @@ class CachePool:
         together, so that the copy fits any partition.
         """
         self.settle(state)
-        slot = state.slot
+        return self._copy_slot(state.slot)
+
+    def _copy_slot(self, slot: int) -> dict[str, Tensor]:
         return {
             "kda_state": torch.cat([p.recurrent.base[slot] for p in self.stages]),
             "kda_conv": torch.cat([p.recurrent.conv[slot] for p in self.stages]),
             "index_tail": torch.cat([p.index.raw[slot] for p in self.stages]),
         }
+
+    def snapshot_at(self, state: SequenceState, length: int) -> dict[str, Tensor]:
+        """`snapshot` as of an earlier length: start < length <= state.length, start being the
+        length before the last commit, whose window is still in the log.
+
+        Raises ValueError for any other length, or when the log was replayed already.
+        """
+        rows = length - (state.length - state.num_pending)
+        if not 1 <= rows <= state.num_pending:
+            raise ValueError(
+                f"CachePool.snapshot_at: {length} tokens, but the log of slot {state.slot} covers"
+                f" {state.num_pending} tokens up to {state.length}"
+            )
+        slot = state.slot
+        bases = [own.recurrent.base[slot].clone() for own in self.stages]
+        for own in self.stages:
+            own.recurrent.replay(slot, rows)
+        planes = self._copy_slot(slot)
+        for own, base in zip(self.stages, bases, strict=True):
+            own.recurrent.base[slot].copy_(base)
+        return planes
 
     def restore(
         self,
@@ -174,8 +203,7 @@ class CachePool:
         pages: page table covering `length` tokens; the caller's hold on them passes to the state.
         Raises ValueError when a plane is missing or the state is in use: nothing is changed then.
         """
-        names = ("kda_state", "kda_conv", "index_tail")
-        missing = [name for name in names if name not in planes]
+        missing = [name for name in self.plane_names if name not in planes]
         if missing or state.length or state.pages or len(pages) * PAGE_SIZE < length:
             raise ValueError(
                 f"CachePool.restore: missing planes {missing}, state of {state.length} tokens,"
@@ -207,6 +235,11 @@ class CachePool:
         table = torch.tensor(state.pages[:num], dtype=torch.int64)
         for own in self.stages:
             own.import_pages(rows, table, planes)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Paged planes of one page, all layers."""
+        planes = self.export_pages(SequenceState(self, -1, PAGE_SIZE, [source]))
+        self.import_pages(SequenceState(self, -1, PAGE_SIZE, [target]), planes)
 
     def nbytes(self) -> dict[str, int]:
         """Bytes of each plane, all stages together."""

@@ -86,17 +86,30 @@ class RingCache:
         # Monotone even after a rewind: a row that was overwritten by a later position stays lost.
         span.oldest = max(span.oldest, end - self.num_rows)
 
-    def read(self, slot: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """(k, v), each [KV, end - first, D], of readable positions; a view where they do not wrap.
+    def export(self, slot: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Copies [L, T, KV, D] of readable positions, in the form that `write` takes.
 
         Raises ValueError when a position outside the readable range is asked for.
         """
+        self._check_readable(slot, first, end)
+        index = torch.arange(first, end) % self.num_rows
+        k, v = (plane[:, slot].index_select(2, index) for plane in (self.k, self.v))
+        return k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+
+    def _check_readable(self, slot: int, first: int, end: int) -> None:
         span = self._spans[slot]
         if first < end and not (span.oldest <= first and end <= span.end):
             raise ValueError(
                 f"ring rows {first}..{end - 1} of slot {slot} asked,"
                 f" readable are {span.oldest}..{span.end - 1}"
             )
+
+    def read(self, slot: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """(k, v), each [KV, end - first, D], of readable positions; a view where they do not wrap.
+
+        Raises ValueError when a position outside the readable range is asked for.
+        """
+        self._check_readable(slot, first, end)
         start = first % self.num_rows
         count = end - first
         if start + count <= self.num_rows:

@@ -33,12 +33,16 @@ class Drafter(Protocol):
     """A source of drafts. max_draft: the most it can propose at once.
 
     needs_taps: TrunkRows.taps must be filled; needs_hidden: TrunkRows.hidden is read for every row.
+    plane_names: what a snapshot consists of. rewrites_last_page: after `restore` it writes once
+    more to the page that ends there, so that page must not be shared.
     """
 
     name: str
     max_draft: int
     needs_taps: bool
     needs_hidden: bool
+    plane_names: tuple[str, ...]
+    rewrites_last_page: bool
 
     def open(self, state: "SequenceState") -> None:
         """Start a sequence in a fresh slot; forget whatever the slot held."""
@@ -53,6 +57,16 @@ class Drafter(Protocol):
     ) -> None:
         """Committed tokens `ids` at positions start, start + 1, ... and their trunk rows, in
         order."""
+        ...
+
+    def snapshot(self, state: "SequenceState", length: int) -> dict[str, Tensor] | None:
+        """Copies of what it needs to go on after the first `length` committed tokens (a plane for
+        each of plane_names), or None if it does not have that (any more)."""
+        ...
+
+    def restore(self, state: "SequenceState", planes: dict[str, Tensor], length: int) -> None:
+        """After `open`: stand where the snapshot of `length` tokens was taken. Paged planes are in
+        the sequence's pages already."""
         ...
 
     def draft(self, items: Sequence[DraftItem]) -> list[list[int]]:

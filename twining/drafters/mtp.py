@@ -49,6 +49,8 @@ class MtpDrafter:
     name = "mtp"
     needs_taps = False
     needs_hidden = True
+    plane_names: tuple[str, ...] = ("mtp_hidden", "mtp_tokens")
+    rewrites_last_page = True  # row i needs token i + 1, the first one after a restored prefix
 
     def __init__(self, block: MtpBlock, target: HeadAndEmbedding, *, max_draft: int) -> None:
         self.max_draft = max_draft
@@ -86,6 +88,26 @@ class MtpDrafter:
         self._block.rows(state, waiting.tokens, hidden[:-1], waiting.first)
         waiting.first += len(waiting.tokens)
         waiting.hidden, waiting.tokens = [hidden[-1:].clone()], []
+
+    def snapshot(self, state: "SequenceState", length: int) -> dict[str, Tensor] | None:
+        """The waiting states [T, H] up to `length` and the T - 1 tokens after the first."""
+        waiting = self._waiting[state.slot]
+        count = length - waiting.first
+        if not waiting.is_whole or not 1 <= count <= waiting.count:
+            return None
+        return {
+            "mtp_hidden": torch.cat(waiting.hidden)[:count].clone(),
+            "mtp_tokens": torch.tensor(waiting.tokens[: count - 1], dtype=torch.int64),
+        }
+
+    def restore(self, state: "SequenceState", planes: dict[str, Tensor], length: int) -> None:
+        """Wait again where the snapshot waited."""
+        hidden = planes["mtp_hidden"]
+        self._waiting[state.slot] = _Waiting(
+            first=length - len(hidden),
+            hidden=[hidden.clone()],
+            tokens=planes["mtp_tokens"].tolist(),
+        )
 
     @torch.inference_mode()
     def draft(self, items: Sequence[DraftItem]) -> list[list[int]]:

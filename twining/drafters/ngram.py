@@ -9,6 +9,8 @@ one on ties.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from torch import Tensor
+
 from twining.drafters.base import DraftItem
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class NgramDrafter:
     name = "ngram"
     needs_taps = False
     needs_hidden = False
+    plane_names: tuple[str, ...] = ()
+    rewrites_last_page = False
 
     def __init__(self, *, ngram_min: int, max_draft: int) -> None:
         self.max_draft = max_draft
@@ -93,6 +97,13 @@ class NgramDrafter:
         self, state: "SequenceState", start: int, ids: Sequence[int], rows: "TrunkRows"
     ) -> None:
         """Nothing to do: `draft` receives all tokens, the anchor too."""
+
+    def snapshot(self, state: "SequenceState", length: int) -> dict[str, Tensor] | None:
+        """Nothing: the index is made anew from the tokens."""
+        return {}
+
+    def restore(self, state: "SequenceState", planes: dict[str, Tensor], length: int) -> None:
+        """Nothing: the index is made anew from the tokens."""
 
     def draft(self, items: Sequence[DraftItem]) -> list[list[int]]:
         """The continuation of each item's longest earlier match; empty without one."""

@@ -4,7 +4,8 @@ Source: design.md "Data flow of one request", P1-P7; spec/dflash2.md section I f
 is what scheduler.schedule says: prompt chunks, or one verify of every decoding sequence. Whatever
 the drafter, the number of drafts, the company or the order of arrival, a request's tokens are the
 same: prompt tokens are computed by prefill, generated ones by verify, noise belongs to (seed,
-position), and everything else is row-invariant.
+position), and everything else is row-invariant. Prefixes restored from checkpoints change nothing
+either (cache/prefix.py; `reuse = "fast"` is the exception), nor does preemption.
 
 A step launches one round, a verify of some or all decoding sequences, and takes in the oldest
 round under way; with one stage that is the same round. With S stages up to S rounds are under way,
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from twining.config import PAGE_SIZE, ScheduleConfig
+from twining.config import PAGE_SIZE, CacheConfig, ScheduleConfig
 from twining.drafters.base import Drafter, DraftItem
 from twining.engine import scheduler
+from twining.engine.accounts import audit, page_holders
 from twining.engine.adaptive import DraftPolicy
+from twining.engine.admission import check_request
 from twining.engine.batch import accept_prefix, prompt_logprobs, slice_rows
 from twining.engine.grammar import GrammarVocab, compile_grammar
 from twining.engine.protocols import Pool, Trunk
@@ -36,7 +39,9 @@ from twining.engine.request import (
     EngineStats,
     FinishReason,
     Request,
+    TokenLogprob,
 )
+from twining.engine.reuse import Reuse
 from twining.engine.rounds import Round, Rounds
 from twining.engine.sampler import LogitsError, TokenHistory
 from twining.engine.scheduler import Chunk, Phase, SchedulerState, StepKind, StepPlan
@@ -64,11 +69,13 @@ class Engine:
         num_draft_tokens: int,
         adaptive_draft: bool = False,
         schedule: ScheduleConfig,
+        cache: CacheConfig | None = None,
         grammar_vocab: GrammarVocab | None = None,
         load_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """grammar_vocab: None refuses requests with a grammar.
+        """cache: what prefix reuse may do; None turns it off. grammar_vocab: None refuses requests
+        with a grammar.
 
         Raises EngineError if the pool cannot hold one sequence of max_seq_len tokens.
         """
@@ -87,6 +94,9 @@ class Engine:
         self._num_draft = min(num_draft_tokens, drafter.max_draft)
         self._drafter_works = True
         self._policy = DraftPolicy.start(self._num_draft) if adaptive_draft else None
+        self._reuse = Reuse(
+            pool, drafter, cache or CacheConfig(reuse="off"), drop_drafter=self._drop_drafter
+        )
         self._sequences: dict[str, Sequence] = {}
         self._rounds = Rounds()
         self._outbox: list[Delta] = []
@@ -122,11 +132,21 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges now, counters since the start."""
         waiting = sum(s.phase is Phase.WAITING for s in self._sequences.values())
+        parked = (s.parked.nbytes for s in self._sequences.values() if s.parked is not None)
+        cache = self._reuse.cache
         return msgspec.structs.replace(
             self._stats,
             running=len(self._sequences) - waiting,
             waiting=waiting,
-            pages_used=self._ready.num_pages - self._pool.pages.num_free,
+            pages_used=self._ready.num_pages - self._reuse.num_obtainable,
+            pages_cached=cache.num_evictable,
+            checkpoints=len(cache),
+            checkpoint_bytes=cache.nbytes,
+            parked_bytes=sum(parked),
+            prefix_hits=cache.counters.hits,
+            prefix_misses=cache.counters.misses,
+            prefix_mismatches=cache.counters.mismatches,
+            prefix_evictions=cache.counters.evictions,
         )
 
     def submit(self, request: Request) -> None:
@@ -134,7 +154,13 @@ class Engine:
         exception.
         """
         try:
-            self._check(request)
+            check_request(
+                request,
+                self._ready,
+                self._schedule,
+                is_open=request.id in self._sequences,
+                num_open=len(self._sequences),
+            )
             grammar = compile_grammar(self._grammar_vocab, request)
         except RequestError as err:
             self._outbox.append(_error_delta(request.id, err.code, str(err)))
@@ -164,11 +190,17 @@ class Engine:
     def plan(self) -> StepPlan:
         """What the next step will do. Changes nothing."""
         now_s = self._clock()
-        running = sum(s.state is not None for s in self._sequences.values())
+        sequences = self._sequences.values()
+        holders = page_holders(sequences)
+        views = []
+        for seq in sequences:
+            pages = [] if seq.state is None else seq.state.pages
+            own = sum(holders[page] == 1 for page in pages)
+            views.append(seq.view(now_s, self._num_reserved(seq), own))
         state = SchedulerState(
-            sequences=tuple(s.view(now_s) for s in self._sequences.values()),
-            free_pages=self._pool.pages.num_free,
-            free_slots=self._schedule.max_seqs - running,
+            sequences=tuple(views),
+            free_pages=self._reuse.num_obtainable,
+            free_slots=self._schedule.max_seqs - sum(s.state is not None for s in sequences),
             decode_debt_s=self._decode_debt_s,
             num_stages=self._model.num_stages,
         )
@@ -183,6 +215,8 @@ class Engine:
             limit_s = self._schedule.queue_timeout_s
             text = f"waited {limit_s:g} s for a free place; retry later"
             self._fail(self._sequences[name], "queue_timeout", text)
+        for name in plan.preempted:
+            self._preempt(self._sequences[name])
         for name in plan.admitted:
             self._admit(self._sequences[name])
         if plan.kind is StepKind.PREFILL:
@@ -201,59 +235,49 @@ class Engine:
         return deltas
 
     def audit(self) -> None:
-        """Raises AssertionError unless requests, slots and pages add up."""
-        running = [s for s in self._sequences.values() if s.state is not None]
-        assert all(
-            (s.phase is Phase.WAITING) == (s.state is None) for s in self._sequences.values()
+        """Raises AssertionError unless requests, slots, pages and checkpoints add up."""
+        audit(
+            self._sequences.values(),
+            self._pool,
+            self._reuse.cache,
+            max_seqs=self._schedule.max_seqs,
         )
-        slots = [s.state.slot for s in running if s.state is not None]
-        assert len(set(slots)) == len(slots) <= self._schedule.max_seqs, f"slots {slots}"
-        pages = [page for s in running if s.state is not None for page in s.state.pages]
-        assert len(set(pages)) == len(pages), "a page belongs to two sequences"
-        free, total = self._pool.pages.num_free, self._ready.num_pages
-        assert free + len(pages) == total, f"{free} free + {len(pages)} used != {total} pages"
         self._rounds.audit(list(self._sequences.values()))
-        for seq in running:
-            assert seq.state is not None
-            in_caches = seq.prompt_done if seq.phase is Phase.PREFILL else len(seq.tokens) - 1
-            assert seq.state.length == in_caches, f"{seq.id}: {seq.state.length} != {in_caches}"
 
     # -------------------------------------------------------------------- admission
-
-    def _check(self, request: Request) -> None:
-        limit, count = self._ready.max_seq_len, len(request.prompt_ids)
-        if request.id in self._sequences:
-            raise RequestError("this request id is already open", code="invalid_value")
-        if len(self._sequences) >= self._schedule.max_seqs + self._schedule.max_queue:
-            raise RequestError(
-                f"max_queue={self._schedule.max_queue} requests are waiting; retry later",
-                code="queue_full",
-            )
-        if count == 0:
-            raise RequestError("prompt_ids is empty; send at least one token", code="invalid_value")
-        if count >= limit:
-            raise RequestError(
-                f"This model's maximum context length is {limit} tokens. The prompt has {count}"
-                " tokens and leaves no room for output; shorten it.",
-                code="context_length_exceeded",
-            )
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._ready.vocab_size:
-            raise RequestError(
-                f"prompt_ids must lie in 0..{self._ready.vocab_size - 1}", code="out_of_range"
-            )
-        if request.max_tokens < 0:
-            raise RequestError(f"max_tokens={request.max_tokens} is negative", code="out_of_range")
 
     def _admit(self, seq: Sequence) -> None:
         state = self._pool.open()
         assert state is not None, "the plan admits no more requests than there are slots"
         seq.state = state
+        self._drafter.open(state)
+        if seq.parked is not None:
+            self._reuse.unpark(seq, self._num_reserved(seq))
+            return
         seq.phase = Phase.PREFILL
         seq.admitted_s = self._clock()
-        reserved = self._pool.reserve(state, seq.num_positions)
+        seq.prompt_done = self._reuse.restore(seq, with_drafter=self._is_drafting)
+        seq.cached_tokens = seq.prompt_done
+        self._count(prompt_tokens=seq.cached_tokens, cached_tokens=seq.cached_tokens)
+        reserved = self._reuse.reserve(seq, self._num_reserved(seq))
         assert reserved, "the plan admits a request only when its pages are free"
-        self._drafter.open(state)
         self._outbox.append(Delta(request_id=seq.id, kind="admitted"))
+
+    def _num_reserved(self, seq: Sequence) -> int:
+        """Positions that must have pages before the sequence's next step."""
+        if self._schedule.admission == "reserved":
+            return seq.num_positions
+        return seq.num_needed(self._num_draft)
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._reuse.park(seq, with_drafter=self._is_drafting)
+        self._give_back(seq)
+        seq.phase = Phase.WAITING
+        self._count(preemptions=1)
+
+    @property
+    def _is_drafting(self) -> bool:
+        return self._drafter_works and self._num_draft > 0
 
     # -------------------------------------------------------------------- prefill
 
@@ -268,13 +292,18 @@ class Engine:
 
     def _prefill_chunk(self, seq: Sequence, num_tokens: int) -> None:
         assert seq.state is not None
-        start = seq.prompt_done
-        ids = seq.tokens[start : start + num_tokens]
-        rows = self._model.prefill(seq.state, ids)
-        seq.prompt_done += num_tokens
-        self._extend(seq, start, ids, rows)
+        # The plan may not know yet that a prefix was restored.
+        num_tokens = min(num_tokens, seq.num_prompt - seq.prompt_done)
+        logprobs: list[TokenLogprob | None] = []
+        for count in self._reuse.pieces(seq, num_tokens):
+            start = seq.prompt_done
+            ids = seq.tokens[start : start + count]
+            rows = self._model.prefill(seq.state, ids)
+            seq.prompt_done += count
+            self._extend(seq, start, ids, rows)
+            logprobs += prompt_logprobs(self._model, seq, start, rows)
+            self._reuse.take(seq, with_drafter=self._is_drafting)
         self._count(prompt_tokens=num_tokens)
-        logprobs = prompt_logprobs(self._model, seq, start, rows)
         self._outbox.append(
             Delta(
                 request_id=seq.id,
@@ -300,6 +329,9 @@ class Engine:
     def _verify(self, seqs: SequenceOf[Sequence], began_s: float) -> None:
         """Launch a round of these; take one in unless more can be launched beside it."""
         if seqs:
+            for seq in seqs:
+                reserved = self._reuse.reserve(seq, self._num_reserved(seq))
+                assert reserved, "the plan launches a verify only when its pages are there"
             drafts = self._draft(seqs)
             batch = []
             for seq, ids in zip(seqs, drafts, strict=True):
@@ -307,7 +339,7 @@ class Engine:
                 batch.append((seq.state, [seq.tokens[-1], *ids]))
             self._rounds.add(seqs, drafts, self._model.launch(batch), began_s)
         is_full = len(self._rounds) >= self._model.num_stages
-        if is_full or not any(s.is_ready for s in self._sequences.values()):
+        if not seqs or is_full or not any(s.is_ready for s in self._sequences.values()):
             self._take_in(self._rounds.take())
 
     def _take_in(self, item: Round) -> None:
@@ -349,6 +381,7 @@ class Engine:
         start = len(seq.tokens) - 1
         self._model.commit(seq.state, num_rows)
         self._extend(seq, start, ids, slice_rows(rows, 0, num_rows))
+        self._reuse.note_decoded(seq, num_rows, with_drafter=self._is_drafting)
 
     def _draft(self, seqs: SequenceOf[Sequence]) -> list[list[int]]:
         """Drafts of each sequence, at most as many as it may use, all ids inside the vocabulary."""
@@ -379,7 +412,7 @@ class Engine:
 
     def _extend(self, seq: Sequence, start: int, ids: SequenceOf[int], rows: "TrunkRows") -> None:
         """Tell the drafter what was committed. It cannot change a token, so it cannot fail one."""
-        if not self._drafter_works or self._num_draft == 0:
+        if not self._is_drafting:
             return
         assert seq.state is not None
         try:
@@ -411,6 +444,7 @@ class Engine:
             self._finish(seq, accepted.finish_reason, accepted.stop_id)
 
     def _finish(self, seq: Sequence, reason: FinishReason, stop_id: int = -1) -> None:
+        self._reuse.keep_decoded(seq)
         self._release(seq)
         self._outbox.append(
             Delta(
@@ -423,12 +457,17 @@ class Engine:
         )
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
+        self._reuse.forget(seq)
         self._release(seq)
         self._outbox.append(_error_delta(seq.id, code, message))
 
     def _release(self, seq: Sequence) -> None:
         del self._sequences[seq.id]
+        seq.parked = None
         self._rounds.withdraw(seq)
+        self._give_back(seq)
+
+    def _give_back(self, seq: Sequence) -> None:
         if seq.state is not None:
             self._drafter.close(seq.state)
             self._pool.close(seq.state)

@@ -95,6 +95,7 @@ def load_engine(config: EngineConfig, *, clock: Callable[[], float] = time.monot
         adaptive_draft=config.draft.adaptive_draft,
         schedule=schedule,
         grammar_vocab=grammar_vocab,
+        cache=config.cache,
         load_s=load_s,
         clock=clock,
     )

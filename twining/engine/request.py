@@ -167,6 +167,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_drafted: int = 0
     num_accepted: int = 0
     preemptions: int = 0
+    pages_cached: int = 0  # held by reusable prefixes alone, free for the asking
+    checkpoints: int = 0  # reusable prefixes now
+    checkpoint_bytes: int = 0  # host memory of their planes
+    parked_bytes: int = 0  # host memory of preempted sequences
+    prefix_hits: int = 0  # requests; counters since start
+    prefix_misses: int = 0
+    prefix_mismatches: int = 0  # misses because a digest or a plane did not match
+    prefix_evictions: int = 0
 
 
 ToEngine = Request | Cancel | Shutdown

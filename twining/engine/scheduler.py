@@ -20,15 +20,19 @@ Progress.  Every prefill step advances the sequence that arrived first among tho
   verified once in about S steps (S stages).
 Order.  Admission is by (priority, arrival); a request that does not fit yet is never overtaken by a
   later one of the same or a worse priority, so large requests are not starved by small ones.
-No deadlock.  A request is admitted only when pages for its worst case are free, so an admitted
-  sequence never waits for pages.
+No deadlock.  With admission = "reserved" a request is admitted only when pages for its worst case
+  are free, so an admitted sequence never waits for pages. With "optimistic" it is admitted with the
+  pages of its prompt, and when the next verify lacks pages, sequences are preempted: the youngest
+  of the lowest priority first, never the oldest one running. So the oldest always progresses, and
+  one sequence alone always fits. Preempted sequences come back before anybody new is admitted,
+  which bounds their number and lets each of them become the oldest.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from twining.config import PREFILL_BLOCK, ScheduleConfig
+from twining.config import PREFILL_BLOCK, Admission, ScheduleConfig
 
 
 class Phase(StrEnum):
@@ -51,10 +55,11 @@ class StepKind(StrEnum):
 class SequenceView:
     """One request as the scheduler sees it.
 
-    order: arrival number, unique. priority: lower first. num_pages: pages of the worst case,
-    counted at admission. under_way: a verify pass of it was launched and is not taken in yet;
-    last_round: number of the last one launched, 0 for none. prompt_left: prompt tokens not yet in
-    the caches. waited_s: time in the queue so far.
+    order: arrival number, unique. priority: lower first. num_pages: pages it must get at admission.
+    under_way: a verify pass of it was launched and is not taken in yet; last_round: number of the
+    last one launched, 0 for none. prompt_left: prompt tokens not yet in the caches. missing_pages:
+    pages its next verify lacks. own_pages: pages that its preemption would set free. is_preempted:
+    it ran before and waits to go on. waited_s: time in the queue so far.
     """
 
     id: str
@@ -65,6 +70,9 @@ class SequenceView:
     num_pages: int = 0
     under_way: bool = False
     last_round: int = 0
+    missing_pages: int = 0
+    own_pages: int = 0
+    is_preempted: bool = False
     waited_s: float = 0.0
 
 
@@ -91,13 +99,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """expired: waited too long, to be refused. admitted: open these first, in this order. Then one
-    step. A verify step launches `verify`, if any are left to launch, and takes in the oldest pass
-    when as many as there are stages are under way or nothing else can be launched.
+    """expired: waited too long, to be refused. preempted: move these to host memory. admitted: open
+    these then, in this order. Then one step. A verify step launches `verify`, if any are left to
+    launch, and takes in the oldest pass when as many as there are stages are under way or nothing
+    else can be launched.
     """
 
     kind: StepKind
     expired: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     verify: tuple[str, ...] = ()
@@ -108,9 +118,15 @@ def schedule(state: SchedulerState, config: ScheduleConfig) -> StepPlan:
     expired = tuple(
         s.id
         for s in state.sequences
-        if s.phase is Phase.WAITING and s.waited_s > config.queue_timeout_s
+        if s.phase is Phase.WAITING and not s.is_preempted and s.waited_s > config.queue_timeout_s
     )
-    admitted = admit(state, expired)
+    preempted = preempt(state)
+    moved = tuple(s.id for s in preempted)
+    if preempted:
+        left = tuple(s for s in state.sequences if s.id not in moved)
+        pages = state.free_pages + sum(s.own_pages for s in preempted)
+        state = replace(state, sequences=left, free_pages=pages)
+    admitted = [] if preempted else admit(state, expired, config.admission)
     names = tuple(s.id for s in admitted)
     running = (s for s in state.sequences if s.phase is Phase.PREFILL)
     prefilling = sorted([*running, *admitted], key=lambda s: s.order)
@@ -118,32 +134,80 @@ def schedule(state: SchedulerState, config: ScheduleConfig) -> StepPlan:
     if prefilling and not (decoding and state.decode_debt_s > 0):
         limit = config.prefill_tokens_with_decodes if decoding else config.max_batched_tokens
         chunks = plan_chunks(prefilling, min(limit, config.max_batched_tokens))
-        return StepPlan(kind=StepKind.PREFILL, expired=expired, admitted=names, chunks=chunks)
-    kind = StepKind.VERIFY if decoding else StepKind.IDLE
-    launched = plan_round(decoding, state.num_stages)
-    return StepPlan(kind=kind, expired=expired, admitted=names, verify=launched)
+        return StepPlan(
+            kind=StepKind.PREFILL,
+            expired=expired,
+            preempted=moved,
+            admitted=names,
+            chunks=chunks,
+        )
+    return StepPlan(
+        kind=StepKind.VERIFY if decoding else StepKind.IDLE,
+        expired=expired,
+        preempted=moved,
+        admitted=names,
+        verify=plan_round(decoding, state.num_stages, free_pages=state.free_pages),
+    )
 
 
-def admit(state: SchedulerState, expired: Sequence[str]) -> list[SequenceView]:
-    """Waiting requests that get a slot and their worst-case pages now, in order of admission."""
+def preempt(state: SchedulerState) -> list[SequenceView]:
+    """Running sequences to move out, so that the others have the pages of their next verify. One
+    whose pass is under way cannot be moved; then there may be too few.
+    """
+    running = [s for s in state.sequences if s.phase is not Phase.WAITING]
+    missing = sum(s.missing_pages for s in running)
+    pages = state.free_pages
+    if missing <= pages:
+        return []
+    oldest = min(running, key=lambda s: s.order)
+    victims: list[SequenceView] = []
+    for seq in sorted(running, key=lambda s: (s.priority, s.order), reverse=True):
+        if missing <= pages:
+            break
+        if seq is not oldest and not seq.under_way:
+            victims.append(seq)
+            pages += seq.own_pages
+            missing -= seq.missing_pages
+    return victims
+
+
+def admit(
+    state: SchedulerState, expired: Sequence[str], admission: Admission = "reserved"
+) -> list[SequenceView]:
+    """Waiting requests that get a slot and their pages now, in order of admission.
+
+    Optimistic admission leaves a page to grow into for each sequence that runs already.
+    """
     dropped = set(expired)
     waiting = [s for s in state.sequences if s.phase is Phase.WAITING and s.id not in dropped]
-    pages, slots = state.free_pages, state.free_slots
+    running = [s for s in state.sequences if s.phase is not Phase.WAITING]
+    pages = state.free_pages - sum(s.missing_pages for s in running)
+    slots, num_running = state.free_slots, len(running)
     chosen: list[SequenceView] = []
-    for seq in sorted(waiting, key=lambda s: (s.priority, s.order)):
-        if slots == 0 or seq.num_pages > pages:
+    for seq in sorted(waiting, key=lambda s: (not s.is_preempted, s.priority, s.order)):
+        spare = num_running if admission == "optimistic" else 0
+        if slots == 0 or seq.num_pages + spare > pages:
             break
         chosen.append(seq)
         slots -= 1
+        num_running += 1
         pages -= seq.num_pages
     return chosen
 
 
-def plan_round(decoding: Sequence[SequenceView], num_stages: int) -> tuple[str, ...]:
+def plan_round(
+    decoding: Sequence[SequenceView], num_stages: int, *, free_pages: int
+) -> tuple[str, ...]:
     """The next verify pass: of those not under way, an S-th of all that decode, rounded up, so that
     S passes hold everybody; the ones launched longest ago go first. In the order of `decoding`.
+    Where pages are too few for all, the oldest get theirs and the others are left out.
     """
-    ready = [s for s in decoding if not s.under_way]
+    ready = []
+    for seq in sorted((s for s in decoding if not s.under_way), key=lambda s: s.order):
+        if seq.missing_pages <= free_pages:
+            free_pages -= seq.missing_pages
+            ready.append(seq)
+    ready.sort(key=decoding.index)
     size = -(-len(decoding) // num_stages)
     chosen = {s.id for s in sorted(ready, key=lambda s: (s.last_round, s.order))[:size]}
     return tuple(s.id for s in ready if s.id in chosen)

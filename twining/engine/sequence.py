@@ -5,7 +5,7 @@ yet in the caches: a decoding sequence has len(tokens) == state.length + 1 (spec
 Times are seconds of the engine's monotonic clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from twining.engine.scheduler import Phase, SequenceView
 if TYPE_CHECKING:
     from twining.cache.pool import SequenceState
     from twining.engine.grammar import GrammarState
+    from twining.engine.reuse import Parked
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,6 +31,11 @@ class Sequence:
     next chunk's first token; kept only for prompt_logprobs. under_way: a verify pass of it was
     launched and not taken in. last_round: number of the last one launched. draft_rates: how often
     its drafts were right (engine/adaptive.py).
+
+    Prefix reuse (engine/reuse.py): cached_tokens were restored at admission; page_keys name the
+    whole pages of `tokens` so far; marks are lengths at which a checkpoint is due, taken those at
+    which one was left; decoded is the newest (length, planes) at a page's end that decoding passed.
+    parked: a preempted sequence's planes; it waits without a state.
     """
 
     request: Request
@@ -49,6 +55,12 @@ class Sequence:
     prefilled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    cached_tokens: int = 0
+    page_keys: list[bytes] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    decoded: tuple[int, dict[str, Tensor]] | None = None
+    parked: "Parked | None" = None
     draft_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -68,10 +80,9 @@ class Sequence:
         """Positions of the worst case; the last sampled token never enters the caches."""
         return self.num_prompt + max(self.request.max_tokens, 1) - 1
 
-    @property
-    def num_pages(self) -> int:
-        """Pages of the worst case."""
-        return -(-self.num_positions // PAGE_SIZE)
+    def num_needed(self, limit: int) -> int:
+        """Positions up to the end of the next verify, or of the first one, with `limit` drafts."""
+        return len(self.tokens) + self.num_draft(limit)
 
     @property
     def is_ready(self) -> bool:
@@ -88,18 +99,25 @@ class Sequence:
         asked = self.request.num_draft_tokens
         return max(0, min(limit, limit if asked < 0 else asked, remaining - 1))
 
-    def view(self, now_s: float) -> SequenceView:
-        """What the scheduler sees."""
+    def view(self, now_s: float, num_reserved: int, own_pages: int) -> SequenceView:
+        """What the scheduler sees. num_reserved: positions that must have pages before the next
+        verify; own_pages: pages that no other running sequence holds."""
+        num_pages = -(-num_reserved // PAGE_SIZE)
+        held = 0 if self.state is None else len(self.state.pages)
+        waits = self.phase is Phase.WAITING and self.parked is None
         return SequenceView(
             id=self.request.id,
             order=self.order,
             phase=self.phase,
             priority=self.request.priority,
             prompt_left=self.num_prompt - self.prompt_done,
-            num_pages=self.num_pages,
+            num_pages=num_pages,
             under_way=self.under_way,
             last_round=self.last_round,
-            waited_s=now_s - self.arrived_s if self.phase is Phase.WAITING else 0.0,
+            missing_pages=max(0, num_pages - held) if self.phase is Phase.DECODE else 0,
+            own_pages=own_pages,
+            is_preempted=self.parked is not None,
+            waited_s=now_s - self.arrived_s if waits else 0.0,
         )
 
     def note_tokens(self, now_s: float) -> None:
@@ -110,7 +128,7 @@ class Sequence:
 
     def timings(self, now_s: float) -> Timings:
         """Readings at the end of the request; what was never reached is 0."""
-        if self.phase is Phase.WAITING:
+        if self.phase is Phase.WAITING and self.parked is None:
             return Timings(queue_s=now_s - self.arrived_s)
         prefilled_s = now_s if self.prefilled_s is None else self.prefilled_s
         first_s, last_s = self.first_token_s, self.last_token_s
@@ -119,6 +137,7 @@ class Sequence:
             prefill_s=prefilled_s - self.admitted_s,
             ttft_s=0.0 if first_s is None else first_s - self.arrived_s,
             decode_s=0.0 if last_s is None else last_s - prefilled_s,
+            cached_tokens=self.cached_tokens,
             draft_steps=self.draft_steps,
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,

@@ -50,6 +50,8 @@ class DFlash2Drafter:
     name = "dflash2"
     needs_taps = True
     needs_hidden = False
+    plane_names: tuple[str, ...] = ("ring_k", "ring_v")
+    rewrites_last_page = False
 
     def __init__(
         self,
@@ -98,6 +100,20 @@ class DFlash2Drafter:
         kv = [context_kv(layer, self._config, features, tables) for layer in self._weights.layers]
         k, v = (torch.stack(part) for part in zip(*kv, strict=True))
         self.ring.write(state.slot, start + skip, k, v)
+
+    def snapshot(self, state: "SequenceState", length: int) -> dict[str, Tensor] | None:
+        """K and V of the W - 1 rows below `length` [L, T, KV, D], all that a draft can see."""
+        oldest, end = self.ring.readable(state.slot)
+        if end < length:
+            return None
+        first = min(length, max(oldest, length - self._window + 1))
+        k, v = self.ring.export(state.slot, first, length)
+        return {"ring_k": k, "ring_v": v}
+
+    def restore(self, state: "SequenceState", planes: dict[str, Tensor], length: int) -> None:
+        """Rows below the snapshot's are not readable."""
+        k, v = planes["ring_k"], planes["ring_v"]
+        self.ring.write(state.slot, length - k.shape[1], k, v)
 
     @torch.inference_mode()
     def draft(self, items: Sequence[DraftItem]) -> list[list[int]]:
