@@ -223,17 +223,24 @@ class PrefixCache:
             self._roots.pop(entry.salt, None)
 
     def make_room(self, num_pages: int, *, keep: PrefixEntry | None = None) -> bool:
-        """Evict, least recently used first, until num_pages are free; False if they are not then.
+        """Evict until num_pages are free; False, and no change, if that cannot be had.
 
-        Entries whose pages are all in use by sequences stay: giving them up frees nothing.
+        Least recently used first among those that free a page at once: an entry whose pages are
+        all held by sequences or by longer entries too would be given up for nothing.
         """
-        for entry in list(self._entries):
-            if self._pages.num_free >= num_pages:
-                break
-            frees = (self._pages.holders(page) == self._holds[page] for page in entry.pages)
-            if entry is not keep and any(frees):
-                self._evict(entry)
-        return self._pages.num_free >= num_pages
+        kept = set(keep.pages) if keep is not None else set()
+        spare = sum(self._is_evictable(page, kept) for page in self._holds)
+        if self._pages.num_free + spare < num_pages:
+            return False
+        while self._pages.num_free < num_pages:
+            others = [entry for entry in self._entries if entry is not keep]
+            freeing = (e for e in others if any(self._pages.holders(p) == 1 for p in e.pages))
+            shared = (e for e in others if any(self._is_evictable(p, kept) for p in e.pages))
+            self._evict(next(freeing, None) or next(shared))
+        return True
+
+    def _is_evictable(self, page: int, kept: set[int]) -> bool:
+        return page not in kept and self._pages.holders(page) == self._holds[page]
 
     def _evict(self, entry: PrefixEntry) -> None:
         self.counters.evictions += 1

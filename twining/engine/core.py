@@ -444,6 +444,7 @@ class Engine:
             self._finish(seq, accepted.finish_reason, accepted.stop_id)
 
     def _finish(self, seq: Sequence, reason: FinishReason, stop_id: int = -1) -> None:
+        timings = seq.timings(self._clock())
         self._reuse.keep_decoded(seq)
         self._release(seq)
         self._outbox.append(
@@ -452,7 +453,7 @@ class Engine:
                 kind="finished",
                 finish_reason=reason,
                 stop_id=stop_id,
-                timings=seq.timings(self._clock()),
+                timings=timings,
             )
         )
 
