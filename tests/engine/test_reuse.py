@@ -82,6 +82,7 @@ def test_random_conversations_equal_cold_runs(seed):
     )
     drafter = FakeDrafter(seed, oracle, rng.choice([0.2, 0.9]), rewrites=rng.random() < 0.5)
     engine = make_engine(
+        model=FakeModel(num_stages=rng.choice([1, 1, 2, 3])),
         drafter=drafter,
         schedule=schedule,
         num_pages=rng.choice([8, 10, 30]),
@@ -275,20 +276,18 @@ def test_a_drafter_that_fails_here_is_dropped_and_nothing_else(method, caplog):
 # ------------------------------------------------------------------------------- preemption
 
 
-def crowded(seed: int, num: int = 4, **values):
+def crowded(seed: int, num: int = 4, num_stages: int = 1):
     """Long generations that cannot all have their pages at once."""
-    requests = [
-        request(f"r{n}", prompt(random.Random(seed + n), 200 + n), 800, **values)
-        for n in range(num)
-    ]
+    requests = [request(f"r{n}", prompt(random.Random(seed + n), 200 + n), 800) for n in range(num)]
     drafter = FakeDrafter(seed, oracle, 0.5)
     schedule = ScheduleConfig(max_seqs=num, admission="optimistic", queue_timeout_s=1e9)
-    return small_engine(schedule=schedule, num_pages=8, drafter=drafter), requests
+    model = FakeModel(num_stages=num_stages)
+    return small_engine(model=model, schedule=schedule, num_pages=8, drafter=drafter), requests
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_preempted_sequences_go_on_as_if_nothing_had_been(seed):
-    engine, requests = crowded(seed)
+    engine, requests = crowded(seed, num_stages=1 + seed % 3)
     for req in requests:
         engine.submit(req)
     parked = 0
