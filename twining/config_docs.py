@@ -31,6 +31,13 @@ ENGINE_DOCS: Final[Mapping[str, SettingDoc]] = {
     "cache.max_pages": _D(
         "pages of 256 tokens", "Cache shared by all sequences; 0 = all of them at full length."
     ),
+    "cache.reuse": _D(
+        "",
+        "Prefixes of earlier prompts: exact never changes the output, fast resumes from decode-made"
+        " state too, off keeps nothing.",
+    ),
+    "cache.checkpoint_gib": _D("GiB", "Host memory for the planes of reusable prefixes."),
+    "cache.checkpoint_every": _D("tokens", "Prompt tokens between two checkpoints."),
     "draft.drafter": _D("", "Who proposes tokens; never changes the output. auto picks the best."),
     "draft.drafter_dir": _D("folder", "A DFlash2 drafter, needed for drafter = dflash2."),
     "draft.num_draft_tokens": _D("tokens", "Drafts verified per step; 0 turns drafting off."),
@@ -45,6 +52,11 @@ ENGINE_DOCS: Final[Mapping[str, SettingDoc]] = {
     ),
     "schedule.decode_share": _D("share", "Engine time that running streams keep in a prefill."),
     "schedule.max_queue": _D("requests", "Waiting requests; more are refused with 429."),
+    "schedule.admission": _D(
+        "",
+        "reserved holds the pages of the worst case; optimistic takes them as needed and moves"
+        " requests to host memory when they run out.",
+    ),
     "schedule.queue_timeout_s": _D("seconds", "Longest wait before a request ends with 503."),
 }
 SERVER_DOCS: Final[Mapping[str, SettingDoc]] = {

@@ -8,11 +8,13 @@ from typing import Annotated, Literal, TypeVar
 import typer
 
 from twining.config import (
+    Admission,
     CacheConfig,
     DraftConfig,
     DrafterName,
     EngineConfig,
     LatentFormat,
+    ReuseMode,
     ScheduleConfig,
     ServerConfig,
 )
@@ -61,6 +63,25 @@ AdaptiveOption = Annotated[
     bool,
     typer.Option(
         "--adaptive-draft/--fixed-draft", help="Drafts per step by acceptance and measured time."
+    ),
+]
+ReuseOption = Annotated[
+    ReuseMode,
+    typer.Option(
+        "--reuse",
+        help="Prefixes of earlier prompts: exact = never changes the output, fast = also state"
+        " that decoding made, off.",
+    ),
+]
+CheckpointGibOption = Annotated[
+    float, typer.Option("--checkpoint-gib", help="GiB of host memory for reusable prefixes.")
+]
+AdmissionOption = Annotated[
+    Admission,
+    typer.Option(
+        "--admission",
+        help="reserved = pages of the worst case; optimistic = as needed, and requests are moved"
+        " to host memory when pages run out.",
     ),
 ]
 EffortOption = Annotated[

@@ -15,6 +15,8 @@ from twining.cli.options import (
     SCHEDULE,
     SERVER,
     AdaptiveOption,
+    AdmissionOption,
+    CheckpointGibOption,
     DrafterDirOption,
     DrafterOption,
     LatentOption,
@@ -23,6 +25,7 @@ from twining.cli.options import (
     MaxSeqsOption,
     NumDraftOption,
     PartitionOption,
+    ReuseOption,
     StagesOption,
     ThreadsOption,
     engine_config,
@@ -60,6 +63,9 @@ def serve(
     threads: ThreadsOption = ENGINE.threads,
     latent_format: LatentOption = CACHE.latent_format,
     max_pages: MaxPagesOption = CACHE.max_pages,
+    reuse: ReuseOption = CACHE.reuse,
+    checkpoint_gib: CheckpointGibOption = CACHE.checkpoint_gib,
+    admission: AdmissionOption = SCHEDULE.admission,
     model_id: Annotated[str | None, typer.Option(help="Id of the model in the API.")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Further id; repeatable.")] = None,
     any_model: Annotated[
@@ -105,9 +111,17 @@ def serve(
         partition=partition,
         max_seq_len=max_seq_len,
         threads=threads,
-        cache=CacheConfig(latent_format=latent_format, max_pages=max_pages),
+        cache=CacheConfig(
+            latent_format=latent_format,
+            max_pages=max_pages,
+            reuse=reuse,
+            checkpoint_gib=checkpoint_gib,
+        ),
         schedule=ScheduleConfig(
-            max_seqs=max_seqs, max_queue=max_queue, queue_timeout_s=queue_timeout
+            max_seqs=max_seqs,
+            max_queue=max_queue,
+            queue_timeout_s=queue_timeout,
+            admission=admission,
         ),
     )
     server = ServerConfig(

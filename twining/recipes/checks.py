@@ -251,7 +251,7 @@ def _traps(recipe: Recipe, resolution: Resolution) -> Iterator[Finding]:
     ):
         yield note("X8", "the drafter's licence is CC BY-NC-ND 4.0, not the document's")
     if s.prefix_reuse != "off":
-        yield note("X9", "prefix reuse is documented to change outputs there; off here")
+        yield note("X9", "prefix reuse is documented to change outputs there; here it does not")
     if s.base_engine == "exllamav3":
         yield note("X10", "its server refuses unknown request fields; ours accepts them")
     if marked := sum(marker_battery(p) is not None for p in recipe.points):

@@ -206,6 +206,7 @@ def engine_config(
         cache=CacheConfig(
             latent_format=_latent_format(s),
             max_pages=(s.cache_tokens or 0) // PAGE_SIZE,
+            reuse="off" if s.prefix_reuse == "off" and s.base_engine != "twining" else "exact",
         ),
         draft=DraftConfig(
             drafter=drafter,

@@ -54,7 +54,7 @@ class Capabilities:
     max_stages: int = 1
     activations: str = "float32"
     has_step_graphs: bool = False
-    has_prefix_reuse: bool = False
+    has_prefix_reuse: bool = True
     max_draft: int = 15
     cache_formats: tuple[str, ...] = ("fp32", "bf16", "fp16", "q8", "q6", "q4")
     device_kind: str = "cpu"

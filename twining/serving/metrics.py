@@ -134,6 +134,10 @@ class _EngineCollector:
             ("vllm:num_requests_running", "requests running", stats.running),
             ("vllm:num_requests_waiting", "requests waiting", stats.waiting),
             ("vllm:kv_cache_usage_perc", "share of cache pages in use", usage),
+            ("glm:checkpoints", "reusable prefixes", stats.checkpoints),
+            ("glm:checkpoint_pages", "cache pages that only they hold", stats.pages_cached),
+            ("glm:checkpoint_bytes", "host memory of their planes", stats.checkpoint_bytes),
+            ("glm:parked_bytes", "host memory of preempted requests", stats.parked_bytes),
         ):
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
             gauge.add_metric(self._values, value)
@@ -144,6 +148,10 @@ class _EngineCollector:
             ("vllm:prefix_cache_queries", "prompt tokens asked of the cache", stats.prompt_tokens),
             ("vllm:prefix_cache_hits", "prompt tokens found in the cache", stats.cached_tokens),
             ("vllm:generation_tokens", "tokens generated", stats.generated_tokens),
+            ("glm:checkpoint_hits", "requests that found a prefix", stats.prefix_hits),
+            ("glm:checkpoint_misses", "requests that found none", stats.prefix_misses),
+            ("glm:checkpoint_mismatches", "misses that did not match", stats.prefix_mismatches),
+            ("glm:checkpoint_evictions", "prefixes given up", stats.prefix_evictions),
             ("vllm:num_preemptions", "preemptions", stats.preemptions),
             ("vllm:spec_decode_num_drafts", "verify steps with drafts", stats.draft_steps),
             ("vllm:spec_decode_num_draft_tokens", "tokens drafted", stats.num_drafted),
