@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: serve test lint format conformance clean
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo 'installing into $(VENV): about 1.2 GB, minutes the first time'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
