@@ -1,4 +1,4 @@
-"""The tiny published-layout model converts to a pack whose modules all read back."""
+"""The models of the text fixtures convert to packs whose modules all read back."""
 
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conformance.sets import model_config
 from twining.checkpoint.hf_config import parse_glm5_next
 from twining.checkpoint.naming import TensorNames
 from twining.checkpoint.reader import Checkpoint
@@ -26,44 +27,41 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def tiny(golden: Path) -> Path:
-    folder = golden / "glm5_next" / "tiny"
-    if not (folder / "model.safetensors").is_file():
-        pytest.skip(f"no tiny model at {folder}")
-    return folder
-
-
-def test_pack_of_the_tiny_model(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pack_of_a_model(
+    glm_packable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twining.exl3.quantize.find_scale", lambda weight, encoder: 0.75)
-    patterns = (
-        "*.layers.0.self_attn.qkv_proj",
-        "*.layers.3.self_attn.indexer.wq_b",
-        "*.layers.3.mlp.experts.0.down_proj",
-        "*.layers.8.eh_proj",
-        "*.blocks.0.attn.[qkv]_proj",
-    )
+    config = model_config(glm_packable)
+    kda, num_layers = config.kda_layers[0], config.num_layers
+    full = next(i for i in config.mla_layers if config.indexer_types[i] == "full")
+    wanted = {f"*.layers.{kda}.self_attn.qkv_proj": 1, f"*.layers.{full}.*.indexer.wq_b": 1}
+    if "sparse" in config.mlp_types:
+        sparse = config.mlp_types.index("sparse")
+        wanted[f"*.layers.{sparse}.mlp.experts.0.down_proj"] = 1
+    if TensorNames.find(Checkpoint.open(glm_packable).tensors).has_layer(num_layers):
+        wanted[f"*.layers.{num_layers}.eh_proj"] = 1
+    if config.vision is not None:
+        wanted["*.blocks.0.attn.[qkv]_proj"] = 3
     report = convert_model(
-        tiny,
+        glm_packable,
         tmp_path,
         bits=16,
         head_bits=16,
         mtp_bits=16,
         vision_bits=16,
-        bits_for=tuple((pattern, 5.0) for pattern in patterns),
+        bits_for=tuple((pattern, 5.0) for pattern in wanted),
     )
-    assert len(report.modules) == 7 and all(m.mse < LIMIT for m in report.modules)
+    assert len(report.modules) == sum(wanted.values())
+    assert all(m.mse < LIMIT for m in report.modules)
 
-    source, pack = Checkpoint.open(tiny), Checkpoint.open(tmp_path)
+    source, pack = Checkpoint.open(glm_packable), Checkpoint.open(tmp_path)
     config = parse_glm5_next(pack.config)
     names = TensorNames.find(pack.tensors)
     old = TensorNames.find(source.tensors)
-    kda = names.kda(0)
-    assert len(kda.qkv) == 1 and len(kda.conv) == 1
-    parts = [source.read(f"{module}.weight", torch.float32) for module in old.kda(0).qkv]
-    got = read_linear(pack, kda.qkv[0], 3 * config.kda_heads * config.kda_head_dim, 128)
+    new = names.kda(kda)
+    assert len(new.qkv) == 1 and len(new.conv) == 1
+    parts = [source.read(f"{module}.weight", torch.float32) for module in old.kda(kda).qkv]
+    got = read_linear(pack, new.qkv[0], 3 * config.kda_width, config.hidden_size)
     want = torch.cat(parts)
     assert float((got.weight - want).square().sum() / want.square().sum()) < LIMIT
     for i in range(config.num_layers):
@@ -72,12 +70,16 @@ def test_pack_of_the_tiny_model(
             for name in part if isinstance(part, tuple) else (part,):
                 assert name in pack or names.has_module(name), name
 
+    if config.vision is None:
+        return
+    C = config.vision.hidden_size
     fused = source.read(f"{VISUAL}blocks.0.attn.qkv.weight", torch.float32)
     bias = source.read(f"{VISUAL}blocks.0.attn.qkv.bias", torch.float32)
     for j, x in enumerate("qkv"):
-        rows = slice(64 * j, 64 * j + 64)
-        linear = read_linear(pack, f"{VISUAL}blocks.0.attn.{x}_proj", 64, 64)
+        rows = slice(C * j, C * j + C)
+        linear = read_linear(pack, f"{VISUAL}blocks.0.attn.{x}_proj", C, C)
         error = (linear.weight - fused[rows]).square().sum() / fused[rows].square().sum()
         assert float(error) < LIMIT and linear.bias is not None
         assert torch.equal(linear.bias, bias[rows].half().float())
-    assert pack.shape(f"{VISUAL}patch_embed.proj.weight") == (64, 3, 2, 14, 14)
+    patch = f"{VISUAL}patch_embed.proj.weight"
+    assert pack.shape(patch) == source.shape(patch)

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
-from twining.exl3.codec import Codebook
+from tests.conformance.sets import metadata, shapes_of, tensors
+from twining.exl3.codec import Codebook, trellis_bits
 from twining.exl3.encoder import TileEncoder
 from twining.exl3.linear import Exl3Tensor
 from twining.exl3.quantize import quantize_linear
-
-RATES = ("K1", "K1p5", "K2", "K2p5", "K3", "K3p5", "K4", "K5", "K6", "K7", "K8")
 
 
 @pytest.fixture(autouse=True)
@@ -25,27 +22,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def exl3(golden: Path) -> Path:
-    folder = golden / "exl3"
-    if not folder.is_dir():
-        pytest.skip(f"no EXL3 fixtures at {folder}")
-    return folder
-
-
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("codebook", Codebook)
-def test_search_with_half_costs_is_bit_equal(exl3: Path, codebook: Codebook, rate: str) -> None:
-    fixtures = load_file(exl3 / "viterbi.safetensors")
-    key = f"{codebook}_{rate}.states"
-    if key not in fixtures:
-        assert "p5" in rate and codebook is not Codebook.MUL1
-        return
-    bits = float(rate[1:].replace("p", "."))
-    tiles, want = fixtures["tiles"], fixtures[key].int() & 0xFFFF
+def test_search_with_half_costs_is_bit_equal(search_case: tuple[Path, str]) -> None:
+    path, case = search_case
+    name, _, rate = case.partition("_K")
+    codebook, bits = Codebook(name), float(rate.replace("p", "."))
+    tiles, want = tensors(path)["tiles"], tensors(path)[f"{case}.states"].int() & 0xFFFF
     encoder = TileEncoder(bits, codebook, half_costs=True)
     assert torch.equal(encoder.encode(tiles), want)
-    if codebook is Codebook.MUL1 and rate in ("K2p5", "K4", "K6"):
+    if codebook is Codebook.MUL1 and bits in (2.5, 4, 6):
 
         def error(states: torch.Tensor) -> float:
             return float((encoder.values(states) - tiles).square().mean())
@@ -53,29 +37,30 @@ def test_search_with_half_costs_is_bit_equal(exl3: Path, codebook: Codebook, rat
         assert error(TileEncoder(bits, codebook).encode(tiles)) < 1.01 * error(want)
 
 
-@pytest.mark.parametrize(
-    ("name", "bits", "search"),
-    [("uncal_K3", 3, True), ("uncal_K6", 6, False), ("cal_K3", 3, False)],
-)
-def test_quantizer_reaches_the_reference(exl3: Path, name: str, bits: int, search: bool) -> None:
-    path = exl3 / f"quant_{name}.safetensors"
-    t = load_file(path)
-    with safe_open(path, "pt") as file:
-        meta = {key: float(value) for key, value in file.metadata().items() if "." in value}
+def searches_scale(path: Path) -> bool:
+    """One file per set also has its global scale searched for (slow): the coarsest uncalibrated."""
+    plain = [p for p in path.parent.glob("quant_*") if "H_sum" not in shapes_of(p)]
+    return bool(plain) and path == min(plain, key=lambda p: (shapes_of(p)["trellis"][2], p))
+
+
+def test_quantizer_reaches_the_reference(quant_file: Path) -> None:
+    t, meta = tensors(quant_file), metadata(quant_file)
+    codebook = next((cb for cb in Codebook if cb in t), Codebook.THREE_INST)
+    bits, hessian = trellis_bits(t["trellis"]), t.get("H_sum")
     weight = t["weight_in_out"].float().T
-    theirs = Exl3Tensor(t["trellis"], t["suh"], t["svh"], Codebook.MUL1).dense().T
+    theirs = Exl3Tensor(t["trellis"], t["suh"], t["svh"], codebook).dense().T
     decoded = t["weight_q_f16"].float()
     assert float((theirs - decoded).norm() / decoded.norm()) < 6e-4
-    encoder = TileEncoder(bits, Codebook.MUL1)
-    scale = None if search else meta["g_scale"]
+    encoder = TileEncoder(bits, codebook)
+    g_scale = float(meta["g_scale"])
+    scale = None if searches_scale(quant_file) else g_scale
     # The random signs alone move the calibrated error by 1 % (standard deviation): two draws.
-    seeds = (4, 6) if name == "cal_K3" else (21,)
+    seeds = (21,) if hessian is None else (4, 6)
     ours = [
-        quantize_linear(weight, encoder, seed=seed, hessian=t.get("H_sum"), scale=scale)
-        for seed in seeds
+        quantize_linear(weight, encoder, seed=seed, hessian=hessian, scale=scale) for seed in seeds
     ]
-    assert all(abs(one.scale - meta["g_scale"]) < 0.02 for one in ours)
-    if name == "cal_K3":
-        assert sum(one.output_error for one in ours) / 2 < 1.02 * meta["proxy_err"]
+    assert all(abs(one.scale - g_scale) < 0.02 for one in ours)
+    if hessian is not None:
+        assert sum(one.output_error for one in ours) / 2 < 1.02 * float(meta["proxy_err"])
     else:
-        assert ours[0].mse < 1.02 * meta["rel_weight_mse"]
+        assert ours[0].mse < 1.02 * float(meta["rel_weight_mse"])

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.conformance.sets import read_json
 from twining.serving.parsing import (
     CallArguments,
     CallEnded,
@@ -19,13 +20,10 @@ from twining.serving.parsing import (
 from twining.serving.tokenizer import IncrementalDecoder
 
 
-@pytest.fixture(scope="module")
-def vectors(golden):
-    path = golden / "tool_parse.json"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    found = json.loads(path.read_text(encoding="utf-8"))["vectors"]
-    assert len(found) == 91
+@pytest.fixture
+def vectors(tool_file):
+    found = read_json(tool_file)["vectors"]
+    assert found
     return found
 
 
@@ -128,10 +126,29 @@ def test_token_pieces(vectors):
 
 def test_long_string_streams(vectors):
     """A declared string comes in many deltas, not in one at the end."""
-    v = next(v for v in vectors if v["name"] == "long_code_argument")
-    parser = TextParser(options(v), start=v["initial_state"])
-    chunks = [v["text"][i : i + 8] for i in range(0, len(v["text"]), 8)]
-    with_arguments = sum(
-        any(isinstance(event, CallArguments) for event in parser.feed(chunk)) for chunk in chunks
-    )
-    assert with_arguments > 0.7 * len(chunks)
+    for v in vectors:
+        texts = [t for call in v["expect"]["tool_calls"] for t in long_strings(call, v["tools"])]
+        if len(texts) != 1 or len(texts[0]) < 0.85 * len(v["text"]):
+            continue
+        parser = TextParser(options(v), start=v["initial_state"])
+        chunks = [v["text"][i : i + 8] for i in range(0, len(v["text"]), 8)]
+        with_arguments = sum(
+            any(isinstance(event, CallArguments) for event in parser.feed(chunk))
+            for chunk in chunks
+        )
+        assert with_arguments > 0.7 * len(chunks), v["name"]
+
+
+def long_strings(call, tools):
+    """String arguments of 400 characters or more that the tool declares as strings."""
+    declared = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function["name"] == call["name"]:
+            declared = function.get("parameters", {}).get("properties", {})
+    values = call["arguments_json"] if call["complete"] else {}
+    return [
+        value
+        for key, value in values.items()
+        if isinstance(value, str) and len(value) >= 400 and declared.get(key) == {"type": "string"}
+    ]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.conformance.sets import close, tensors
 from twining.kernels.activation.reference import exp, sigmoid
 from twining.kernels.causal_conv.reference import causal_conv, windows
 from twining.kernels.kda.reference import CHUNK, chunk, log_decay, recurrence
@@ -16,39 +16,48 @@ from twining.kernels.norm.reference import l2_norm, rms_norm
 from twining.kernels.row_linear.reference import pad_rows, padded_rows
 
 TOLERANCE = 1e-5
+GNORM_EPS = 1e-2  # README; the file does not say
 
 
-@pytest.fixture(scope="module")
-def units(golden: Path) -> dict[str, Tensor]:
-    return load_file(golden / "glm5_next" / "units.safetensors")
+def group(path: Path, name: str) -> dict[str, Tensor]:
+    """Tensors of one prefix, without it. A set may lack a group."""
+    units = tensors(path)
+    found = {k.removeprefix(f"{name}."): v for k, v in units.items() if k.startswith(f"{name}.")}
+    if not found:
+        pytest.skip(f"{path} has no group {name}")
+    return found
 
 
-def close(got: Tensor, want: Tensor, limit: float = TOLERANCE) -> None:
-    assert got.shape == want.shape
-    assert (got - want).abs().max().item() <= limit
+def test_causal_conv_from_zeros_and_step(units_file):
+    conv = group(units_file, "conv")
+    weight = conv["weight"].t().contiguous()
+    kernel, x = len(weight), conv["x"].t()
+    history = torch.zeros(kernel - 1, x.shape[1])
+    got = causal_conv(windows(torch.cat((history, x)), kernel), weight)
+    close(got, conv["out"].t(), TOLERANCE)
+    run = torch.cat((conv["state_in"][:, 1 - kernel :].t(), x[:1]))
+    close(causal_conv(windows(run, kernel), weight), conv["step_out"].t(), TOLERANCE)
+    close(run, conv["state_out"][:, -kernel:].t(), 0.0)
 
 
-def test_causal_conv_from_zeros_and_step(units):
-    weight = units["conv.weight"].t().contiguous()
-    x = units["conv.x"].t()
-    history = torch.zeros(3, x.shape[1])
-    close(causal_conv(windows(torch.cat((history, x)), 4), weight), units["conv.out"].t())
-    run = torch.cat((units["conv.state_in"][:, 1:].t(), x[:1]))
-    close(causal_conv(windows(run, 4), weight), units["conv.step_out"].t())
-    close(run, units["conv.state_out"].t(), 0.0)
+def test_forget_gate(units_file):
+    gate = group(units_file, "fgate")
+    f = gate["x"] @ gate["f_a"].t() @ gate["f_b"].t()
+    heads = len(gate["A_log"])
+    width = len(gate["dt_bias"]) // heads
+    a_exp = gate["A_log"].exp().repeat_interleave(width)
+    outs = [name for name in gate if name.startswith("out_")]
+    for name in outs:
+        bound = float(name.removeprefix("out_bound_")) if "out_bound_" in name else None
+        got = log_decay(f, gate["dt_bias"], a_exp, bound).view(len(f), heads, width)
+        close(got, gate[name], TOLERANCE)
+    assert outs
 
 
-@pytest.mark.parametrize("bound", [-3.0, None])
-def test_forget_gate(units, bound):
-    f = units["fgate.x"] @ units["fgate.f_a"].t() @ units["fgate.f_b"].t()
-    a_exp = units["fgate.A_log"].exp().repeat_interleave(32)
-    got = log_decay(f, units["fgate.dt_bias"], a_exp, bound).view(9, 4, 32)
-    close(got, units["fgate.out_no_bound" if bound is None else "fgate.out_bound_-3"])
-
-
-def test_gated_norm(units):
-    normed = rms_norm(units["gnorm.x"], units["gnorm.weight"], 1e-2)
-    close(normed * sigmoid(units["gnorm.gate"]), units["gnorm.out"])
+def test_gated_norm(units_file):
+    norm = group(units_file, "gnorm")
+    normed = rms_norm(norm["x"], norm["weight"], GNORM_EPS)
+    close(normed * sigmoid(norm["gate"]), norm["out"], TOLERANCE)
 
 
 def kda_inputs(units: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -60,33 +69,27 @@ def kda_inputs(units: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return get
 
 
-CASES = [
-    ("kda_d32", "", "recurrent_out", "recurrent_state"),
-    ("kda_d32", "_init", "recurrent_out", "recurrent_state"),
-    ("kda_d128", "_init", "recurrent_out", None),
-]
-
-
-@pytest.mark.parametrize(("name", "init", "out", "state_name"), CASES)
-def test_recurrence(units, name, init, out, state_name):
-    x = kda_inputs(units, name)
+def test_kda(kda_case):
+    """A recorded output of either form, from zeros or (`_init`) from the recorded state."""
+    path, name, out = kda_case
+    units, x = tensors(path), kda_inputs(tensors(path), name)
+    form = out.partition("_")[0]
     state = units[f"{name}.state0"].clone()
-    if not init:
+    if not out.endswith("_init"):
         state.zero_()
-    got = recurrence(state, exp(x["g"]), x["k"], x["q"], x["v"], x["beta"])
-    close(got, units[f"{name}.{out}{init}"])
-    if state_name:
-        close(state, units[f"{name}.{state_name}{init}"])
+    if form == "recurrent":
+        got = recurrence(state, exp(x["g"]), x["k"], x["q"], x["v"], x["beta"])
+    else:
+        assert form == "chunk"
+        got = by_chunks(state, x)
+    close(got, units[f"{name}.{out}"], TOLERANCE)
+    end = f"{name}.{out.replace('_out', '_state')}"
+    if end in units:
+        close(state, units[end], TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("name", "init"), [("kda_d32", ""), ("kda_d32", "_init"), ("kda_d128", "_init")]
-)
-def test_chunks(units, name, init):
-    x = kda_inputs(units, name)
-    state = units[f"{name}.state0"].clone()
-    if not init:
-        state.zero_()
+def by_chunks(state: Tensor, x: dict[str, Tensor]) -> Tensor:
+    """Outputs [S, heads, D]; the last chunk is padded with zeros."""
     outs = []
     for start in range(0, len(x["q"]), CHUNK):
         part = {}
@@ -96,22 +99,26 @@ def test_chunks(units, name, init):
         outs.append(
             chunk(state, part["g"], part["k"], part["q"], part["v"], part["beta"]).transpose(0, 1)
         )
-    close(torch.cat(outs)[: len(x["q"])], units[f"{name}.chunk_out{init}"])
-    close(state, units[f"{name}.chunk_state{init}"])
+    return torch.cat(outs)[: len(x["q"])]
 
 
-@pytest.mark.parametrize("name", ["mhc_a", "mhc_b"])
-def test_mhc(units, name):
-    get = {key.split(".")[1]: value for key, value in units.items() if key.startswith(name)}
+def test_mhc(mhc_case):
+    path, name = mhc_case
+    get = group(path, name)
     rms_eps, hc_eps, iters = get["params"].tolist()
     weights = MhcWeights(
-        get["fn"], get["base"], expand_scale(get["scale"], 4), rms_eps, hc_eps, int(iters)
+        get["fn"],
+        get["base"],
+        expand_scale(get["scale"], get["streams"].shape[1]),
+        rms_eps,
+        hc_eps,
+        int(iters),
     )
     rows = len(get["streams"])
     streams = pad_rows(get["streams"], padded_rows(rows))
     post, comb, collapsed = mhc_pre(streams, weights, block=16)
-    close(post[:rows], get["post"])
-    close(comb[:rows], get["comb"])
+    close(post[:rows], get["post"], TOLERANCE)
+    close(comb[:rows], get["comb"], TOLERANCE)
     close(collapsed[:rows], get["collapsed"], 1e-4)
     block_out = pad_rows(get["block_out"], len(streams))
     close(mhc_post(streams, block_out, post, comb)[:rows], get["new_streams"], 1e-4)

@@ -43,17 +43,27 @@ class Target:
 
 def golden_checkpoint(golden: Path, tmp_path: Path) -> tuple[Checkpoint, Target]:
     """The fixture's drafter as a checkpoint folder of its own, and the fake target."""
-    tensors = load_file(golden / "dflash2" / "weights.safetensors")
+    return checkpoint_of(golden / "dflash2", tmp_path)
+
+
+def checkpoint_of(folder: Path, tmp_path: Path) -> tuple[Checkpoint, Target]:
+    """The same from the fixture's own folder."""
+    tensors = load_file(folder / "weights.safetensors")
     embed = tensors.pop("target.embed_tokens.weight").float()
     head = tensors.pop("target.lm_head.weight").float()
-    (tmp_path / "config.json").write_text((golden / "dflash2" / "config.json").read_text())
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     return Checkpoint.open(tmp_path), Target(embed, head)
 
 
 def golden_drafter(golden: Path, tmp_path: Path, **options) -> DFlash2Drafter:
+    """options: see drafter_of."""
+    return drafter_of(golden / "dflash2", tmp_path, **options)
+
+
+def drafter_of(folder: Path, tmp_path: Path, **options) -> DFlash2Drafter:
     """options: fields of DFlash2Config to replace, native_block, max_seqs, max_chunk."""
-    ckpt, target = golden_checkpoint(golden, tmp_path)
+    ckpt, target = checkpoint_of(folder, tmp_path)
     settings = {"max_seqs": 3, "max_chunk": 64}
     settings |= {k: options.pop(k) for k in ("native_block", *settings) if k in options}
     config = dataclasses.replace(parse_dflash2(ckpt.config), **options)
