@@ -17,6 +17,7 @@ from torch import Tensor
 
 from twining.checkpoint.hf_config import Glm5NextConfig, parse_glm5_next
 from twining.checkpoint.reader import Checkpoint
+from twining.errors import CheckpointError
 from twining.models.glm5_next.model import Glm5Next
 
 CHAT_FORMAT = "chat-prompt-vectors/1"
@@ -108,20 +109,24 @@ def models_of(folder: Path) -> list[Path]:
 def glm_sets(root: Path, name: str) -> list[GlmSet]:
     """Every `name`.safetensors with every model folder beside it whose sizes fit its tensors.
 
-    Where several fit, those with the usual folder names win (tiny, tiny_shared_indexer).
+    Where several fit, those with the usual folder names win (tiny, tiny_shared_indexer). Where none
+    fits all are taken, so that the tests of that set fail; a file without a model runs no test.
     """
     sets = []
     usual = "tiny_shared_indexer" if name == "shared_indexer" else "tiny"
     for path in files(root, "glm5_next", f"{name}.safetensors"):
-        fitting = [model for model in models_of(path.parent) if _fits(path, model)]
+        models = models_of(path.parent)
+        fitting = [model for model in models if _fits(path, model)] or models
         named = [model for model in fitting if model.name == usual]
-        assert fitting, f"{path}: no model folder beside it has these sizes"
         sets += [GlmSet(path, model) for model in named or fitting]
     return sets
 
 
 def _fits(path: Path, model: Path) -> bool:
-    config, shapes = model_config(model), shapes_of(path)
+    try:
+        config, shapes = model_config(model), shapes_of(path)
+    except CheckpointError:
+        return True  # the tests that load it say why
     for name, shape in shapes.items():
         kind = name.rpartition(".")[2]
         wrong_width = kind == "logits" and shape[-1] != config.vocab_size
