@@ -92,6 +92,27 @@ def test_a_gone_client_frees_its_slot(running):
         time.sleep(0.1)
 
 
+def command(*argv):
+    words = [sys.executable, "-m", "twining", "serve", *argv]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def test_a_file_of_settings(running, tiny_model, tmp_path):
+    """The file's port is the one that is tried; options beside it, and unknown keys, are errors."""
+    _, port = running
+    path = tmp_path / "settings.toml"
+    path.write_text(f'model_dir = "{tiny_model}"\nstages = 2\n[server]\nport = {port}\n')
+    found = command("--config", str(path))
+    assert found.returncode == 2 and f"port {port} on 127.0.0.1 is in use" in found.stderr
+    found = command("--config", str(path), "--max-seqs", "2")
+    assert found.returncode == 2 and found.stderr.startswith("twining: max_seqs beside --config")
+    found = command("demo", "--config", str(path))
+    assert found.returncode == 2 and found.stderr.startswith("twining: model beside --config")
+    path.write_text('model_dir = "m"\nstagess = 2\n')
+    found = command("--config", str(path))
+    assert found.returncode == 2 and "did you mean stages" in found.stderr
+
+
 def test_port_in_use(running, tiny_model):
     _, port = running
     other = start(tiny_model, port)

@@ -24,7 +24,7 @@ from twining.planner.known import glm_5_3_flash, glm_5_3_flash_drafter, rates_of
 from twining.planner.placing import slack_of
 from twining.planner.plan import plan
 from twining.planner.planes import all_planes
-from twining.planner.report import headline, html_report, plan_data, text_bar
+from twining.planner.report import COLORS, headline, html_report, plan_data, text_bar
 from twining.planner.sizes import PlanRequest
 from twining.planner.units import GIB, MIB, gib, parse_devices
 
@@ -303,3 +303,19 @@ def test_no_torch():
         "import twining.cli.config_cmd; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_device_far_too_small_is_an_answer():
+    """Parts larger than the budget leave nothing for layers; that is a no, not a fault."""
+    for devices in ("cpu:1GB", "1GB", "2x1GB", "8x1GB", "3x0.001GB"):
+        for context in (1, MILLION):
+            found = plan(request(devices, context))
+            assert not found.fits and found.largest_context == 0
+            assert any(text.startswith("give each device") for text in found.remedies)
+    assert "No context fits" in html_report(found, "t")
+
+
+def test_colours_of_the_map_are_distinct():
+    found = plan(request(with_mtp=True, embed_on_host=False))
+    names = {item.name.split(" (")[0] for device in found.devices for item in device.items}
+    assert len(names) <= len(set(COLORS)) == len(COLORS)

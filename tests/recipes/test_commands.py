@@ -98,6 +98,21 @@ def test_plan_options(call, tmp_path):
     assert [d["layers"] for d in split["devices"]] == [[0, 23], [23, 45]]
 
 
+def test_plan_of_the_demo_has_its_drafter_and_stages(call):
+    text = call("plan", "demo", "--devices", "cpu:4GB", "--stages", "2")
+    assert "MiB per device" in text and "drafter ring" in text
+    assert "stage 0: layers 0-" in text and "stage 1: layers" in text
+    found = ("plan", "demo", "--devices", "cpu:4GB", "--json")
+    data = json.loads(call(*found, "--split", "3,5"))
+    assert [stage["layers"] for stage in data["stages"]] == [[0, 3], [3, 8]]
+    exact = sum(i["bytes"] for i in data["devices"][0]["items"] if not i["is_estimate"])
+    parts = [s["weights"] + s["drafter"] + sum(s["planes"].values()) for s in data["stages"]]
+    assert sum(parts) == exact
+    assert "stages" not in json.loads(call(*found))
+    bare = json.loads(call(*found, "--drafter", "none"))
+    assert "drafter" not in {item["name"] for item in bare["devices"][0]["items"]}
+
+
 def test_plan_of_a_folder_a_config_and_headers(call, golden, tmp_path):
     folder = golden / "glm5_next" / "tiny"
     data = json.loads(call("plan", folder, "--json"))
@@ -120,6 +135,11 @@ def test_plan_of_a_folder_a_config_and_headers(call, golden, tmp_path):
         (("plan", "--devices", "2x64GB", "--machine", "abacus"), "unknown"),
         (("plan", "--devices", "2x64GB", "--drafter", "nowhere"), "no folder"),
         (("plan", "--profile", "fp16"), "needs a recipe"),
+        (("plan", "--devices", "2x64GB", "--stages", "2"), "cards are stages themselves"),
+        (("plan", "demo", "--devices", "cpu:4GB", "--stages", "9"), "use stages=8 or fewer"),
+        (("plan", "demo", "--devices", "cpu:4GB", "--stages", "-1"), "stages=-1"),
+        (("plan", "demo", "--devices", "cpu:4GB", "--stages", "3", "--split", "4,4"), "stages=3"),
+        (("plan", "demo", "--devices", "cpu:4GB", "--split", "4,5"), "the model has 8"),
         (("plan", "--bits", "99"), "outside 1..16"),
         (("plan", "--context", "5000000", "--devices", "64GB"), "1048576 positions"),
         (("recipe", "show", "nothing.json"), "no such file"),

@@ -14,6 +14,7 @@ from twining.recipes.schema import LaunchConfig, view
 from twining.recipes.settings import Capabilities, Verdict
 
 CAN = Capabilities()
+ONE_STAGE = Capabilities(max_stages=1)
 TWO_STAGES = Capabilities(
     num_devices=2,
     max_stages=2,
@@ -75,12 +76,25 @@ def test_neutral_settings_of_the_vllm_recipe(recipe_v):
 
 
 def test_two_stages_turn_hints_into_exact(recipe_v):
-    assert only(resolve(recipe_v, CAN), "--pipeline-parallel-size").verdict == "equivalent"
+    one = resolve(recipe_v, ONE_STAGE)
+    assert only(one, "--pipeline-parallel-size").verdict == "equivalent"
+    assert only(one, "VLLM_PP_LAYER_PARTITION").verdict == "inert"
+    assert only(one, "VLLM_PP_SPREAD_DECODES").verdict == "inert"
     assert only(resolve(recipe_v, TWO_STAGES), "--pipeline-parallel-size").verdict == "exact"
-    assert only(resolve(recipe_v, CAN), "VLLM_PP_LAYER_PARTITION").verdict == "inert"
     assert only(resolve(recipe_v, TWO_STAGES), "VLLM_PP_LAYER_PARTITION").verdict == "exact"
     assert only(resolve(recipe_v, CAN), "--dtype").verdict == "approximate"
     assert only(resolve(recipe_v, TWO_STAGES), "--dtype").verdict == "exact"
+
+
+def test_stages_reach_the_engine(recipe_e, recipe_v):
+    """This version divides the layers as the recipe says."""
+    found = resolve(recipe_v, CAN)
+    for flag in ("--pipeline-parallel-size", "VLLM_PP_LAYER_PARTITION", "VLLM_PP_SPREAD_DECODES"):
+        assert only(found, flag).verdict == "exact"
+    config = engine_config(found, Path("m"), drafter_dir=Path("d"))
+    assert (config.stages, config.partition) == (2, "23,22")
+    config = engine_config(resolve(recipe_e, CAN), Path("m"), drafter_dir=Path("d"))
+    assert (config.stages, config.partition) == (1, "")
 
 
 PROFILE_TABLE = [

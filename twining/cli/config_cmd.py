@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from twining.cli.options import JsonOption
@@ -35,14 +34,17 @@ def show(config: FileOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(json.dumps({key: _plain(value) for key, value in values.items()}))
         return
-    table = Table()
-    table.add_column("setting", no_wrap=True)  # the key is typed again, so it stays whole
-    for title in ("value", "unit", "effect"):
-        table.add_column(title, overflow="fold")
+    console = Console(highlight=False, soft_wrap=True)
     for setting in settings():
-        shown = Text(str(_plain(values[setting.key])))
-        table.add_row(setting.key, shown, setting.doc.unit, setting.doc.effect)
-    Console(highlight=False).print(table)
+        line = Text(setting.key, style="bold").append(" = ", style="default")
+        value = _plain(values[setting.key])
+        # Keys are shown by their number only.
+        shown = value if setting.key == "server.api_keys" else _toml(value)
+        line.append(shown, style="default")
+        if setting.doc.unit:
+            line.append(f"  ({setting.doc.unit})", style="dim")
+        console.print(line)
+        console.print(Text(f"    {setting.doc.effect}"))
 
 
 def explain_command(
@@ -58,6 +60,11 @@ def explain_command(
     unit = f", in {setting.doc.unit}" if setting.doc.unit else ""
     typer.echo(f"{setting.key}: {setting.type_name}{unit}; default {default}")
     typer.echo(setting.doc.effect)
+
+
+def _toml(value: Any) -> str:
+    """A value as it is written in a file."""
+    return "unset" if value is None else json.dumps(value)
 
 
 def _plain(value: Any) -> Any:

@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from twining.checkpoint.hf_config import load_config, load_json, parse_dflash2, parse_glm5_next
-from twining.cli.options import JsonOption
+from twining.cli.options import DEMO, JsonOption
 from twining.config import LatentFormat
+from twining.demo.paths import demo_paths
+from twining.engine.partition import parse_partition, resolve_partition
 from twining.errors import ConfigError
 from twining.planner.inventory import (
     DrafterInventory,
@@ -26,10 +28,19 @@ from twining.planner.inventory import (
 )
 from twining.planner.known import glm_5_3_flash, glm_5_3_flash_drafter, rates_of
 from twining.planner.plan import Plan, plan
-from twining.planner.report import COLORS, Speed, headline, html_report, plan_data, text_bar
+from twining.planner.report import (
+    COLORS,
+    Speed,
+    headline,
+    html_report,
+    plan_data,
+    scale_of,
+    text_bar,
+)
 from twining.planner.roofline import MACHINES, Step, batch_experts, floors, prefill_rate
 from twining.planner.sizes import PlanRequest
-from twining.planner.units import GIB, Device, gib, parse_devices
+from twining.planner.stages import StageBytes, layer_costs, stage_line, stages_data, stages_of
+from twining.planner.units import Device, gib, parse_devices
 from twining.recipes.document import parse_document, plain, read_bytes
 from twining.recipes.fit import TheirFit, plan_request, recipe_devices, their_fit
 from twining.recipes.resolve import resolve
@@ -56,7 +67,8 @@ def plan_command(
         str, typer.Option(help="Folder of a DFlash2 drafter, `published`, or `none`.")
     ] = "",
     num_draft_tokens: Annotated[int, typer.Option(help="Drafts per step; -1 = as stated.")] = -1,
-    split: Annotated[str, typer.Option(help="Layers per device, such as 23,22.")] = "",
+    split: Annotated[str, typer.Option(help="Layers per device or stage, such as 23,22.")] = "",
+    stages: Annotated[int, typer.Option(help="Stages of a CPU run; 0 = as in the split.")] = 0,
     bits: Annotated[float, typer.Option(help="Rate when there are no headers.")] = DEFAULT_BITS,
     profile: Annotated[str | None, typer.Option(help="Profile of the recipe's launcher.")] = None,
     margin_mib: Annotated[int, typer.Option(help="Memory left unused per device.")] = 256,
@@ -74,13 +86,12 @@ def plan_command(
         context=context or None,
         latent_format=cache,
         sequences=sequences or None,
-        split=_split(split) if split else None,
         with_mtp=mtp,
         with_vision=vision,
         embed_on_host=embed_on_host,
     )
-    if drafter:
-        changes["drafter"] = _drafter(drafter)
+    if drafter or target == DEMO:
+        changes["drafter"] = _drafter(drafter or DEMO)
     recipe = _recipe(target)
     notes: list[str] = []
     theirs: TheirFit | None = None
@@ -92,12 +103,17 @@ def plan_command(
         request = _plain_request(_inventory(target, bits), devices)
     changes["margin_mib"] = max(margin_mib, request.margin_mib if recipe else 0)
     request = _with_drafts(replace(request, **changes), num_draft_tokens)
+    if split and not request.is_cpu:
+        request = replace(request, split=_split(split))
+    divided = _stages(request, stages, split)
+    notes += [stage_line(number, stage) for number, stage in enumerate(divided)]
     found = plan(request)
     speed = _speed(request, bits, machine)
     if html is not None:
         _write(html, html_report(found, _title(recipe, target), notes))
     if as_json:
-        typer.echo(json.dumps(plan_data(found, speed) | _their_data(theirs)))
+        data = plan_data(found, speed) | _their_data(theirs)
+        typer.echo(json.dumps(data | ({"stages": stages_data(divided)} if divided else {})))
     else:
         print_plan(found, notes, speed)
     if not found.fits:
@@ -177,9 +193,7 @@ def _inventory(target: str | None, bits: float) -> Inventory:
         raise ConfigError(f"bits={bits:g} is outside 1..16")
     if target is None or target == PUBLISHED:
         return from_config(glm_5_3_flash(), rates_of(bits))
-    if target == "demo":
-        from twining.demo.paths import demo_paths
-
+    if target == DEMO:
         target = str(demo_paths()[0])
     path = Path(target).expanduser()
     if path.is_dir():
@@ -200,6 +214,9 @@ def _drafter(name: str) -> DrafterInventory | None:
         return None
     if name == PUBLISHED:
         return drafter_from_config(glm_5_3_flash_drafter(), 16)
+    if name == DEMO:
+        own = demo_paths()[1]
+        return drafter_from_folder(own) if own else None
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"drafter {plain(name, 60)!r} is no folder; use a folder or `published`")
@@ -213,6 +230,24 @@ def _split(text: str) -> tuple[int, ...]:
     if len(parts) > 64 or not all(p.isdecimal() and len(p) < 5 and int(p) > 0 for p in parts):
         raise ConfigError(f"split={plain(text, 60)!r} is not understood; write 23,22")
     return tuple(map(int, parts))
+
+
+def _stages(request: PlanRequest, stages: int, split: str) -> tuple[StageBytes, ...]:
+    """A CPU run divided as the engine divides it; none when one stage holds everything."""
+    if not stages and not (split and request.is_cpu):
+        return ()
+    if not request.is_cpu:
+        raise ConfigError(f"stages={stages}: cards are stages themselves; give --devices 2x64GB")
+    stages = stages or len(parse_partition(split))
+    if not 1 <= stages <= 64 or (split and len(parse_partition(split)) != stages):
+        raise ConfigError(
+            f"stages={stages} with split={plain(split, 60)!r} is no division into 1 to 64 stages;"
+            " make them equal, or leave one out"
+        )
+    costs, first, last = layer_costs(request)
+    return stages_of(
+        request, resolve_partition(split, stages, costs, first_cost=first, last_cost=last)
+    )
 
 
 def _with_drafts(request: PlanRequest, asked: int) -> PlanRequest:
@@ -296,8 +331,11 @@ def print_plan(found: Plan, notes: list[str], speed: Speed | None) -> None:
         )
         console.print(bar, no_wrap=True, crop=False, overflow="ignore")
     console.print(_table(found, names))
+    longest = "no context fits"
+    if found.largest_context:
+        longest = f"largest context {found.largest_context} tokens"
     console.print(
-        f"largest context {found.largest_context} tokens; disk {gib(found.disk_bytes)}; host "
+        f"{longest}; disk {gib(found.disk_bytes)}; host "
         + ", ".join(f"{item.name} {gib(item.num_bytes)}" for item in found.host)
     )
     for note in notes:
@@ -324,17 +362,19 @@ def _group(name: str) -> str:
 
 
 def _table(found: Plan, names: list[str]) -> Table:
-    table = Table(title="GiB per device (~ estimate)")
+    unit, word = scale_of(found)
+    table = Table(title=f"{word} per device (~ estimate)", title_justify="left")
     table.add_column("component")
     for device in found.devices:
         table.add_column(device.device.name, justify="right")
-    for name in names:
+    for number, name in enumerate(names):
         cells, mark = [], ""
+        swatch = Text(_CELLS[number % 4], style=COLORS[number % len(COLORS)])
         for device in found.devices:
             items = [item for item in device.items if _group(item.name) == name]
             mark = "~ " if any(item.is_estimate for item in items) else mark
-            cells.append(f"{sum(i.num_bytes for i in items) / GIB:.3f}" if items else "")
-        table.add_row(Text(mark + name), *cells)
+            cells.append(f"{sum(i.num_bytes for i in items) / unit:.3f}" if items else "")
+        table.add_row(swatch.append(f" {mark}{name}", style="default"), *cells)
     table.add_section()
-    table.add_row("left", *(f"{d.left_bytes / GIB:.3f}" for d in found.devices))
+    table.add_row("  left", *(f"{d.left_bytes / unit:.3f}" for d in found.devices))
     return table

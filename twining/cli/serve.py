@@ -41,11 +41,17 @@ from twining.config import (
     ServerConfig,
     ThinkingOff,
 )
+from twining.config_file import read_config
 from twining.engine.request import EngineReady
+from twining.errors import ConfigError
 
 
 def serve(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, or `demo`.")] = DEMO,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with every setting, in place of other options.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = SERVER.host,
     port: Annotated[int, typer.Option(help="Port to bind.")] = SERVER.port,
     drafter: DrafterOption = DRAFT.drafter,
@@ -101,6 +107,10 @@ def serve(
     ] = SERVER.drain_timeout_s,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API."""
+    if config is not None:
+        _only_config(ctx)
+        _run(*read_config(config))
+        return
     paths = resolve_model(model, drafter_dir)
     engine = engine_config(
         paths,
@@ -143,6 +153,19 @@ def serve(
         sampling=SamplingDefaults(temperature=temperature, top_p=top_p),
     )
     _run(engine, server)
+
+
+def _only_config(ctx: typer.Context) -> None:
+    """Refuse settings beside a file of settings, so that the file says everything."""
+    given = [
+        name
+        for name in ctx.params
+        if name != "config" and getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} beside --config: a file holds every setting; put it there"
+        )
 
 
 def _run(engine: Any, server: ServerConfig) -> None:

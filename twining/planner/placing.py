@@ -30,7 +30,8 @@ def _fill(budgets: Sequence[float], layers: Sequence[int]) -> list[int] | None:
 
 def _balanced(budgets: Sequence[int], layers: Sequence[int]) -> tuple[list[int], float]:
     """The split whose tightest device has most left, and what it has left (negative: short)."""
-    low, high = -float(sum(layers)), float(max(budgets))
+    # With what the smallest device lacks lent on top, every device takes all layers.
+    low, high = float(min(0, *budgets) - sum(layers)), float(max(budgets))
     counts = _fill([b - low for b in budgets], layers)
     assert counts is not None
     for _ in range(48):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from twining.planner.plan import DevicePlan, Plan
 from twining.planner.roofline import Floors
 from twining.planner.sizes import Item
-from twining.planner.units import GIB, gib
+from twining.planner.units import GIB, MIB, gib
 
 COLORS: Final = (
     "#3f6fb5",
@@ -24,11 +24,16 @@ COLORS: Final = (
     "#6b7a8f",
     "#7fa650",
     "#c47f5a",
-    "#4d5fa8",
-    "#8f8f8f",
+    "#1f3d66",
+    "#a9a9a9",
+    "#d98cb3",
+    "#5fc2b0",
+    "#e0b84c",
+    "#4a4a4a",
 )
 _WIDTH: Final = 900
-_ROW: Final = 46
+_ROW: Final = 50
+_LEFT: Final = 120  # of a row, for its labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,12 @@ def headline(plan: Plan) -> str:
     return f"does not fit: {what}; {plan.reason}"
 
 
+def scale_of(plan: Plan) -> tuple[int, str]:
+    """Unit of the tables: MiB for a plan in which GiB would show zeros."""
+    large = any(device.used_bytes >= 4 * GIB for device in plan.devices)
+    return (GIB, "GiB") if large else (MIB, "MiB")
+
+
 def text_bar(device: DevicePlan, width: int = 60) -> list[tuple[str, int]]:
     """(component, columns) of a bar `width` wide for the budget; a component gets at least one
     column while there is room."""
@@ -125,22 +136,33 @@ def html_report(plan: Plan, title: str, notes: Sequence[str] = ()) -> str:
         "padding:0 1rem;color:#222;background:#fff}table{border-collapse:collapse}"
         "td,th{padding:.15rem .8rem .15rem 0;text-align:left}td.n{text-align:right;"
         "font-variant-numeric:tabular-nums}.no{color:#a3262a}.yes{color:#2c7a3f}"
-        "svg{width:100%;height:auto}</style>",
+        "svg{width:100%;height:auto}.devices{display:flex;flex-wrap:wrap;gap:0 3rem}"
+        "h1{font-size:1.5rem}h2{font-size:1.1rem}tr.sum>*{border-top:1px solid #999}</style>",
         f"<h1>{html.escape(title)}</h1>",
         f"<p class={'yes' if plan.fits else 'no'}><strong>{html.escape(headline(plan))}</strong>",
-        f"<p>Largest context with these formats: {plan.largest_context} tokens."
-        f" On disk: {gib(plan.disk_bytes)}. Weights taken from {plan.request.inventory.source}.",
+        f"<p>{_longest(plan)} On disk: {gib(plan.disk_bytes)}.",
+        f"Weights taken from {plan.request.inventory.source}.",
         _svg(plan, names),
     ]
     if plan.remedies:
         changes = "".join(f"<li>{html.escape(text)}" for text in plan.remedies)
         parts.append(f"<h2>Any one of these makes it fit</h2><ul>{changes}</ul>")
-    parts += [_table(device) for device in plan.devices]
+    tables = "".join(_table(device, *scale_of(plan)) for device in plan.devices)
+    parts.append(f"<div class=devices>{tables}</div>")
     host = "; ".join(f"{i.name} {gib(i.num_bytes)}" for i in plan.host)
     parts.append(f"<p>Host memory: {html.escape(host)}.")
     parts += [f"<p>{html.escape(note)}" for note in notes]
-    parts.append("<p>Entries marked ~ are estimates; the others are exact.</html>\n")
+    exact = "the others are exact"
+    if plan.request.inventory.source == "config":
+        exact = "weights follow from the config and the pack's bit rates; cache planes are exact"
+    parts.append(f"<p>Entries marked ~ are estimates; {exact}.</html>\n")
     return "\n".join(parts)
+
+
+def _longest(plan: Plan) -> str:
+    if not plan.largest_context:
+        return "No context fits with these formats."
+    return f"Largest context with these formats: {plan.largest_context} tokens."
 
 
 def _names(plan: Plan) -> list[str]:
@@ -162,29 +184,35 @@ def _color(name: str, names: Sequence[str]) -> str:
 
 def _svg(plan: Plan, names: Sequence[str]) -> str:
     """A bar per device to one scale, the budget as a line, and a legend."""
-    scale = max(max(d.used_bytes, d.device.budget_bytes) for d in plan.devices) / (_WIDTH - 90)
+    scale = max(max(d.used_bytes, d.device.budget_bytes) for d in plan.devices) / (
+        _WIDTH - _LEFT - 10
+    )
     legend_rows = -(-len(names) // 4)
     height = len(plan.devices) * _ROW + legend_rows * 22 + 20
     out = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="memory map">']
     for row, device in enumerate(plan.devices):
-        y, x = row * _ROW + 6, 80.0
-        label = f"{device.device.name} {device.layers[0]}-{device.layers[1] - 1}"
-        out.append(f'<text x="0" y="{y + 20}" font-size="12">{html.escape(label)}</text>')
+        y, x = row * _ROW + 6, float(_LEFT)
+        label = f"{device.device.name}, layers {device.layers[0]}-{device.layers[1] - 1}"
+        out.append(f'<text x="0" y="{y + 13}" font-size="12">{html.escape(label)}</text>')
+        used = f"{gib(device.used_bytes)} of {gib(device.device.budget_bytes)}"
+        out.append(f'<text x="0" y="{y + 27}" font-size="10">{used}</text>')
         for item in device.items:
             width = item.num_bytes / scale
+            edge = min(0.8, width / 4)  # thin parts keep their colour
+            words = f"{html.escape(item.name)} {gib(item.num_bytes)}"
             out.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="30"'
-                f' fill="{_color(item.name, names)}"><title>{html.escape(item.name)}'
-                f" {gib(item.num_bytes)}</title></rect>"
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="30" stroke="#fff"'
+                f' stroke-width="{edge:.2f}" fill="{_color(item.name, names)}">'
+                f"<title>{words}</title></rect>"
             )
             x += width
-        end = 80 + device.device.budget_bytes / scale
+        end = _LEFT + device.device.budget_bytes / scale
         out.append(
             f'<line x1="{end:.2f}" x2="{end:.2f}" y1="{y - 4}" y2="{y + 34}" stroke="#222"/>'
         )
     top = len(plan.devices) * _ROW + 16
     for i, name in enumerate(names):
-        x, y = 80 + (i % 4) * 200, top + (i // 4) * 22
+        x, y = _LEFT + (i % 4) * 190, top + (i // 4) * 22
         out.append(
             f'<rect x="{x}" y="{y}" width="12" height="12" fill="{_color(name, names)}"/>'
             f'<text x="{x + 18}" y="{y + 11}" font-size="12">{html.escape(name)}</text>'
@@ -192,16 +220,17 @@ def _svg(plan: Plan, names: Sequence[str]) -> str:
     return "\n".join([*out, "</svg>"])
 
 
-def _table(device: DevicePlan) -> str:
+def _table(device: DevicePlan, unit: int, word: str) -> str:
     rows = "".join(
         f"<tr><td>{'~ ' if i.is_estimate else ''}{html.escape(i.name)}"
-        f"<td class=n>{i.num_bytes / GIB:.3f}<td class=n>{i.num_bytes}"
+        f"<td class=n>{i.num_bytes / unit:.3f}<td class=n>{i.num_bytes:,}"
         for i in device.items
     )
     return (
-        f"<h2>{html.escape(device.device.name)}: layers {device.layers[0]}"
-        f" to {device.layers[1] - 1}</h2><table><tr><th>component<th>GiB<th>bytes{rows}"
-        f"<tr><th>used<td class=n>{device.used_bytes / GIB:.3f}<td class=n>{device.used_bytes}"
-        f"<tr><th>left<td class=n>{device.left_bytes / GIB:.3f}<td class=n>{device.left_bytes}"
-        "</table>"
+        f"<div><h2>{html.escape(device.device.name)}: layers {device.layers[0]}"
+        f" to {device.layers[1] - 1}</h2><table><tr><th>component<th>{word}<th>bytes{rows}"
+        f"<tr class=sum><th>used<td class=n>{device.used_bytes / unit:.3f}"
+        f"<td class=n>{device.used_bytes:,}"
+        f"<tr><th>left<td class=n>{device.left_bytes / unit:.3f}<td class=n>{device.left_bytes:,}"
+        "</table></div>"
     )

@@ -203,6 +203,8 @@ def engine_config(
     return EngineConfig(
         model_dir=model_dir,
         max_seq_len=max_seq_len,
+        stages=s.pipeline_stages,
+        partition=",".join(map(str, s.layers_per_stage)),
         cache=CacheConfig(
             latent_format=_latent_format(s),
             max_pages=(s.cache_tokens or 0) // PAGE_SIZE,

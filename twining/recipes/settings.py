@@ -51,7 +51,7 @@ class Capabilities:
     """The engine that is to run the recipe. The defaults describe this version."""
 
     num_devices: int = 1
-    max_stages: int = 1
+    max_stages: int = 64
     activations: str = "float32"
     has_step_graphs: bool = False
     has_prefix_reuse: bool = True

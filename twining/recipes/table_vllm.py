@@ -287,9 +287,12 @@ def partition(given: Given, ctx: Context) -> Line:
 
 
 def spread(given: Given, ctx: Context) -> Line:
-    text = assigned(ctx.settings, spread_decodes=_switch(given))
+    wanted = _switch(given)
+    text = assigned(ctx.settings, spread_decodes=wanted)
     if ctx.can.max_stages == 1:
         return inert(given, text, "this run has one stage")
+    if not wanted:
+        return equivalent(given, text, "always spread over the stages; outputs unaffected")
     return exact(given, text)
 
 
