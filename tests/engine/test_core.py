@@ -335,6 +335,13 @@ def test_failing_drafter_is_dropped_and_output_is_the_same(fail_at, caplog):
     assert drafter.num_drafts == fail_at
 
 
+def test_an_admission_is_told_before_its_prefill_runs():
+    engine = make_engine()
+    engine.submit(request("a", [1] * 200, 3))
+    assert [(d.request_id, d.kind) for d in engine.step()] == [("a", "admitted")]
+    assert engine.step()[0].kind == "progress"
+
+
 def test_failure_of_a_whole_verify_is_the_engines():
     class Broken(FakeModel):
         def verify(self, batch):
@@ -342,7 +349,8 @@ def test_failure_of_a_whole_verify_is_the_engines():
 
     engine = make_engine(model=Broken())
     engine.submit(request())
-    engine.step()
+    engine.step()  # admission
+    engine.step()  # prefill
     with pytest.raises(RuntimeError, match="device lost"):
         engine.step()
 
@@ -366,9 +374,11 @@ def test_fairness_holds_for_measured_time():
     )
     engine = make_engine(schedule=schedule, num_pages=16, seed=5)
     engine.submit(request("chat", [1], 1000))
-    engine.step()
+    engine.step()  # admission
+    engine.step()  # prefill
     kinds = []
     engine.submit(request("long", [2] * 1000, 1))
+    engine.step()  # admission of the long prompt
     while engine.num_open == 2:
         plan = engine.plan()
         kinds.append(plan.kind)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from twining.config import ScheduleConfig
 from twining.engine.scheduler import (
+    DEBT_MARGIN,
     Chunk,
     Phase,
     SchedulerState,
@@ -118,7 +119,8 @@ def test_expired_requests_are_refused_not_admitted():
 
 def test_debt_arithmetic():
     share = {"decode_share": 0.75, "decoding": True}
-    assert update_debt(1.0, StepKind.PREFILL, 2.0, **share) == pytest.approx(7.0)
+    owed = 1.0 + DEBT_MARGIN * 6.0
+    assert update_debt(1.0, StepKind.PREFILL, 2.0, **share) == pytest.approx(owed)
     assert update_debt(7.0, StepKind.VERIFY, 2.0, **share) == pytest.approx(5.0)
     assert update_debt(1.0, StepKind.VERIFY, 2.0, **share) == 0.0  # nothing is saved up
     assert update_debt(7.0, StepKind.PREFILL, 2.0, decode_share=0.5, decoding=False) == 0.0

@@ -217,8 +217,13 @@ class Engine:
             self._fail(self._sequences[name], "queue_timeout", text)
         for name in plan.preempted:
             self._preempt(self._sequences[name])
+        is_new = any(self._sequences[name].parked is None for name in plan.admitted)
         for name in plan.admitted:
             self._admit(self._sequences[name])
+        if is_new:
+            # News of an admission leaves before the work it starts: a stream's status line must
+            # not wait for a prefill step. The next plan does that work.
+            return self._take_news()
         if plan.kind is StepKind.PREFILL:
             for chunk in plan.chunks:
                 self._prefill(self._sequences[chunk.id], chunk)
@@ -231,6 +236,9 @@ class Engine:
             decode_share=self._schedule.decode_share,
             decoding=decoding,
         )
+        return self._take_news()
+
+    def _take_news(self) -> list[Delta]:
         deltas, self._outbox = self._outbox, []
         return deltas
 
