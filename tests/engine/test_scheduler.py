@@ -300,3 +300,65 @@ def test_random_load_keeps_every_guarantee(seed, share, max_seqs, pages):
             owed = ratio * took
         else:
             owed = max(0.0, owed - took)
+
+
+# ------------------------------------------------------------------------ optimistic admission
+
+OPTIMISTIC = replace(CONFIG, admission="optimistic")
+
+
+def test_the_youngest_of_the_lowest_priority_makes_room_and_the_oldest_never():
+    sequences = (
+        seq(0, Phase.DECODE, priority=9, missing_pages=1, own_pages=2),
+        seq(1, Phase.DECODE, own_pages=2),
+        seq(2, Phase.DECODE, priority=1, missing_pages=1, own_pages=1),
+        seq(3, Phase.PREFILL, priority=1, own_pages=1, prompt_left=64),
+        seq(4, Phase.DECODE, own_pages=2),
+    )
+    plan = schedule(state(*sequences, pages=2, debt=1.0), OPTIMISTIC)
+    assert plan.preempted == () and plan.verify == ("s0", "s1", "s2", "s4")
+    plan = schedule(state(*sequences, pages=1, debt=1.0), OPTIMISTIC)
+    assert plan.preempted == ("s3",) and plan.verify == ("s0", "s1", "s2", "s4")
+    short = (replace(sequences[0], missing_pages=4), *sequences[1:])
+    plan = schedule(state(*short, pages=1, debt=1.0), OPTIMISTIC)
+    assert plan.preempted == ("s3", "s2", "s4") and plan.verify == ("s0", "s1")
+    plan = schedule(state(*short[:3], pages=0), OPTIMISTIC)
+    assert plan.preempted == ("s2", "s1") and plan.verify == ("s0",)
+
+
+def test_a_pass_under_way_keeps_its_sequence_in_place():
+    sequences = (
+        seq(0, Phase.DECODE, missing_pages=1, own_pages=1),
+        seq(1, Phase.DECODE, own_pages=2, under_way=True),
+        seq(2, Phase.DECODE, own_pages=1),
+    )
+    snapshot = replace(state(*sequences[:2], pages=0), num_stages=2)
+    plan = schedule(snapshot, OPTIMISTIC)
+    assert plan.kind is StepKind.VERIFY and plan.preempted == () and plan.verify == ()
+    snapshot = replace(state(*sequences, pages=0), num_stages=2)
+    plan = schedule(snapshot, OPTIMISTIC)
+    assert plan.preempted == ("s2",) and plan.verify == ("s0",)
+
+
+def test_preempted_sequences_come_back_first_and_do_not_expire():
+    back = seq(1, Phase.WAITING, priority=5, num_pages=3, is_preempted=True, waited_s=99.0)
+    sequences = (
+        seq(0, Phase.DECODE),
+        back,
+        seq(2, Phase.WAITING, num_pages=1, prompt_left=5),
+    )
+    plan = schedule(state(*sequences, pages=6, debt=1.0), OPTIMISTIC)
+    assert plan.expired == () and plan.admitted == ("s1", "s2")
+    assert schedule(state(*sequences, pages=5, debt=1.0), OPTIMISTIC).admitted == ("s1",)
+    assert schedule(state(*sequences, pages=3, debt=1.0), OPTIMISTIC).admitted == ()
+
+
+def test_optimistic_admission_leaves_a_page_for_each_that_runs():
+    sequences = (
+        seq(0, Phase.DECODE, missing_pages=1),
+        seq(1, Phase.WAITING, num_pages=2, prompt_left=300),
+    )
+    assert schedule(state(*sequences, pages=4, debt=1.0), OPTIMISTIC).admitted == ("s1",)
+    assert schedule(state(*sequences, pages=3, debt=1.0), OPTIMISTIC).admitted == ()
+    alone = state(sequences[1], pages=2)
+    assert schedule(alone, OPTIMISTIC).admitted == ("s1",)  # nobody runs: it may have them all

@@ -205,11 +205,14 @@ def plan_round(
 ) -> tuple[str, ...]:
     """The next verify pass: of those not under way, an S-th of all that decode, rounded up, so that
     S passes hold everybody; the ones launched longest ago go first. In the order of `decoding`.
-    Where pages are too few for all, the oldest get theirs and the others are left out.
+    Where pages are too few for all, the oldest get theirs and the others are left out. With nothing
+    under way the very oldest is always launched: own_pages leaves out what two victims share, so
+    there are more pages than counted.
     """
-    ready = []
+    ready: list[SequenceView] = []
+    is_idle = not any(s.under_way for s in decoding)
     for seq in sorted((s for s in decoding if not s.under_way), key=lambda s: s.order):
-        if seq.missing_pages <= free_pages:
+        if seq.missing_pages <= free_pages or (is_idle and not ready):
             free_pages -= seq.missing_pages
             ready.append(seq)
     ready.sort(key=decoding.index)
