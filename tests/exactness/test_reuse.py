@@ -326,3 +326,28 @@ def test_decoded_checkpoint_is_the_state_of_token_by_token_decoding(bench):
         entry = engine._reuse.cache.get("", page_keys((ids + cold)[:256]))
         whole[num_draft] = entry.planes
     assert torch.equal(whole[0]["kda_state"], whole[7]["kda_state"])
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_stages_divide_checkpoints_and_preempted_sequences_too(bench, mode):
+    """Prefixes, replayed windows and moved sequences over stages with several rounds under way."""
+    bench = replace(bench, max_seq_len=768)
+    base = ids_of(50, 300)
+    requests = [ask(f"s{n}", base + ids_of(51 + n, 200 - 5 * n), 30) for n in range(2)]
+    requests += [ask(f"u{n}", ids_of(60 + n, 250 - 4 * n), 30) for n in range(3)]
+    want = run(bench.engine(), requests)
+    known = {tuple(r.prompt_ids): want[r.id].token_ids for r in requests}
+    engine = bench.engine(
+        ReplayDrafter(known, 5, 4),
+        5,
+        max_seqs=4,
+        num_pages=4,
+        partition=(3, 1, 4),
+        admission="optimistic",
+        cache=CacheConfig(reuse=mode, checkpoint_every=256),
+    )
+    got = run(engine, requests[:1]) | run(engine, requests[1:])
+    assert_equal_runs(want, got, "three stages")
+    stats = engine.stats()
+    assert stats.preemptions >= 1 and stats.prefix_hits >= 1
+    engine._model.close()
