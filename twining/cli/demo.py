@@ -51,6 +51,9 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score a model on held-out tasks, greedily."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     from twining.cli.session import Session
     from twining.demo.score import engine_generate
     from twining.demo.score import score as run_score
@@ -67,14 +70,20 @@ def score(
     )
     session = Session.load(config)
     note(f"scoring {Path(config.model_dir).name}; this takes minutes on a CPU")
-    report = run_score(
-        engine_generate(session.engine, session.tokenizer),
-        session.tokenizer,
-        num_per_task=num_per_task,
-        num_retrieval=num_retrieval,
-        num_accepted=num_accepted,
-        seed=seed,
-    )
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests")
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        report = run_score(
+            engine_generate(session.engine, session.tokenizer, progress),
+            session.tokenizer,
+            num_per_task=num_per_task,
+            num_retrieval=num_retrieval,
+            num_accepted=num_accepted,
+            seed=seed,
+        )
     if as_json:
         typer.echo(json.dumps(report))
     else:

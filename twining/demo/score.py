@@ -29,7 +29,7 @@ from twining.demo.tasks import (
 )
 from twining.engine.offline import StepEngine
 from twining.engine.offline import generate as run_engine
-from twining.engine.request import Request, SamplingParams
+from twining.engine.request import Delta, Request, SamplingParams
 from twining.serving.chat_format.render import render
 from twining.serving.parsing import ParserOptions, TokenParser
 from twining.serving.tokenizer import Tokenizer
@@ -115,10 +115,26 @@ def prompt_ids(tokenizer: Tokenizer, request: ChatRequest) -> list[int]:
     return tokenizer.encode_segments(segments)
 
 
-def engine_generate(engine: StepEngine, tokenizer: Tokenizer) -> Generate:
-    """A Generate that runs requests through an engine in this process."""
+def engine_generate(
+    engine: StepEngine,
+    tokenizer: Tokenizer,
+    progress: Callable[[int, int], None] | None = None,
+) -> Generate:
+    """A Generate that runs requests through an engine in this process.
+
+    progress(done, total) is called whenever a request ends.
+    """
 
     def run(requests: Sequence[ChatRequest]) -> list[ChatResult]:
+        done = 0
+
+        def note(delta: Delta) -> None:
+            nonlocal done
+            if delta.finish_reason is not None:
+                done += 1
+                if progress is not None:
+                    progress(done, len(requests))
+
         made = [
             Request(
                 id=f"score-{i}",
@@ -136,7 +152,7 @@ def engine_generate(engine: StepEngine, tokenizer: Tokenizer) -> Generate:
                 draft_steps=r.timings.draft_steps,
                 num_accepted=r.timings.num_accepted,
             )
-            for r in run_engine(engine, made)
+            for r in run_engine(engine, made, on_delta=note)
         ]
 
     return run
