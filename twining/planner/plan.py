@@ -21,7 +21,7 @@ from twining.planner.sizes import (
     size_up,
     weight_bytes,
 )
-from twining.planner.units import Device, gib
+from twining.planner.units import GIB, Device, gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,10 @@ def _host(request: PlanRequest, shape: CacheShape) -> list[Item]:
     items = []
     if not request.is_cpu and request.embed_on_host and request.inventory.head is not None:
         items.append(Item("embeddings", request.inventory.embed.packed_bytes))
-    items.append(Item("one snapshot of a sequence", state_bytes(request.inventory.config, shape)))
+    one = state_bytes(request.inventory.config, shape)
+    items.append(Item("one snapshot of a sequence", one))
+    budget = round(request.checkpoint_gib * GIB)
+    items.append(Item(f"budget of prefix checkpoints (room for {budget // one})", budget))
     return items
 
 

@@ -7,7 +7,7 @@ runtime and graphs are estimates and marked so. Pure. No torch.
 from dataclasses import dataclass
 from typing import Final
 
-from twining.config import PAGE_SIZE, PREFILL_BLOCK
+from twining.config import PAGE_SIZE, PREFILL_BLOCK, CacheConfig
 from twining.errors import ConfigError
 from twining.planner.inventory import DrafterInventory, Inventory, Part
 from twining.planner.planes import CacheShape, PlaneBytes, attention_layer, ring_bytes, trunk_layer
@@ -37,6 +37,7 @@ class PlanRequest:
     with_mtp: bool = False
     with_vision: bool = True
     margin_mib: int = 256
+    checkpoint_gib: float = CacheConfig().checkpoint_gib  # host memory for reused prefixes
 
     @property
     def is_cpu(self) -> bool:
