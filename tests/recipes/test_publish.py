@@ -117,6 +117,17 @@ def test_our_launch_resolves_to_the_configuration_it_came_from():
     assert config.draft.num_draft_tokens == 3 and config.schedule.max_seqs == 8
 
 
+@pytest.mark.parametrize("reuse", ["exact", "fast", "off"])
+def test_stages_and_reuse_of_our_launch_resolve_back(reuse):
+    engine = EngineConfig(
+        model_dir="m", stages=2, partition="23,22", cache=CacheConfig(max_pages=880, reuse=reuse)
+    )
+    launch = launch_of(engine, ServerConfig(port=8012), drafter_name="none")
+    document = publish(read(results()), publication_from(about(launch=launch)))
+    config = engine_config(examine(json.dumps(document), Capabilities()).resolution, "m")
+    assert (config.stages, config.partition, config.cache.reuse) == (2, "23,22", reuse)
+
+
 def test_the_content_hash_follows_the_content():
     first = publish(read(results()), publication_from(about()))
     again = publish(read(results()), publication_from(about()))

@@ -208,7 +208,7 @@ def engine_config(
         cache=CacheConfig(
             latent_format=_latent_format(s),
             max_pages=(s.cache_tokens or 0) // PAGE_SIZE,
-            reuse="off" if s.prefix_reuse == "off" and s.base_engine != "twining" else "exact",
+            reuse=_reuse(s),
         ),
         draft=DraftConfig(
             drafter=drafter,
@@ -217,6 +217,14 @@ def engine_config(
         ),
         schedule=_schedule(s, max_seqs),
     )
+
+
+def _reuse(settings: Settings) -> Any:
+    """Our own mode where stated; another engine's recipe without reuse gets none."""
+    if settings.own_reuse is not None:
+        return settings.own_reuse
+    is_off = settings.prefix_reuse == "off" and settings.base_engine != "twining"
+    return "off" if is_off else "exact"
 
 
 def _latent_format(settings: Settings) -> Any:

@@ -85,6 +85,7 @@ class Settings:
     draft_cache_format: str | None = None
     num_draft_tokens: int | None = None
     prefix_reuse: str = "off"  # off, previous_request
+    own_reuse: str | None = None  # our own engine's mode: exact, fast, off
     prefill_chunk: int | None = None
     prefill_chunk_when_decoding: int | None = None
     token_budget: int | None = None

@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
-from twining.config import PAGE_SIZE, EngineConfig, ServerConfig
+from twining.config import PAGE_SIZE, EngineConfig, ReuseMode, ServerConfig
 from twining.recipes.settings import (
     BadValue,
     Context,
@@ -56,6 +56,24 @@ def num_draft(given: Given, ctx: Context) -> Line:
     return exact(given, assigned(ctx.settings, num_draft_tokens=count))
 
 
+def stages(given: Given, ctx: Context) -> Line:
+    count = whole(given.value, 1, 64)
+    if count > ctx.can.max_stages:
+        return refused(given, f"this version runs at most {ctx.can.max_stages} stages")
+    return exact(given, assigned(ctx.settings, pipeline_stages=count))
+
+
+def partition(given: Given, ctx: Context) -> Line:
+    parts = tuple(whole(part, 1, 1 << 16) for part in given.value.split(","))
+    return exact(given, assigned(ctx.settings, layers_per_stage=parts))
+
+
+def reuse(given: Given, ctx: Context) -> Line:
+    if given.value not in get_args(ReuseMode):
+        raise BadValue(f"one of {', '.join(get_args(ReuseMode))} is needed")
+    return exact(given, assigned(ctx.settings, own_reuse=given.value))
+
+
 FLAGS: Final[Mapping[str, Flag]] = {
     MODEL: Flag(model),
     "--host": Flag(host),
@@ -65,6 +83,9 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "--max-seqs": Flag(max_seqs),
     "--max-pages": Flag(max_pages),
     "--latent-format": Flag(latent_format),
+    "--stages": Flag(stages),
+    "--partition": Flag(partition),
+    "--reuse": Flag(reuse),
     "--drafter": Flag(drafter),
     "--drafter-dir": Flag(drafter_dir),
     "--num-draft-tokens": Flag(num_draft),
@@ -80,7 +101,11 @@ def launch_of(engine: EngineConfig, server: ServerConfig, *, drafter_name: str) 
         words += ["--max-seq-len", str(engine.max_seq_len)]
     if engine.cache.max_pages:
         words += ["--max-pages", str(engine.cache.max_pages)]
-    words += ["--drafter", drafter_name]
+    if engine.stages > 1:
+        words += ["--stages", str(engine.stages)]
+    if engine.partition:
+        words += ["--partition", engine.partition]
+    words += ["--reuse", engine.cache.reuse, "--drafter", drafter_name]
     if drafter_name == "dflash2":
         words += ["--drafter-dir", "DRAFTER"]
     if drafter_name != "none":
