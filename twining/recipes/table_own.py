@@ -64,7 +64,7 @@ def stages(given: Given, ctx: Context) -> Line:
 
 
 def partition(given: Given, ctx: Context) -> Line:
-    parts = tuple(whole(part, 1, 1 << 16) for part in given.value.split(","))
+    parts = tuple(whole(part, 1, 1 << 16) for part in (given.value or "").split(","))
     return exact(given, assigned(ctx.settings, layers_per_stage=parts))
 
 
