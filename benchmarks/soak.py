@@ -3,9 +3,8 @@
 python benchmarks/soak.py --minutes 10 --kills 5 [--clients 64] [--json] [--save]
 Each client repeats one of: whole reply, stream, stream dropped half-way, connection dropped at
 once, two choices, tool call, prompt beyond the context, malformed JSON, invalid field. The engine
-process
-is killed (SIGKILL) at even distances. Every accepted request must end in time; at the end no
-request is open, the port is the same, and pages, file descriptors and memory are back where a
+process is killed (SIGKILL) at even distances. Every accepted request must end in time; at the end
+no request is open, the port is the same, and pages, file descriptors and memory are back where a
 warmed-up server had them.
 """
 
